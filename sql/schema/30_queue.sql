@@ -12,7 +12,7 @@ create table ulak_private.events (
     headers jsonb,
     metadata jsonb,
     -- As ulak_private.caller() has it. Once for all deliveries, also for those of a redrive or a replay.
-    sent_by text default case when current_setting('role') = 'none' then session_user else current_setting('role') end,
+    sent_by text not null default case when current_setting('role') = 'none' then session_user else current_setting('role') end,
     max_retries smallint
 ) partition by range (created_at);
 
@@ -21,10 +21,12 @@ create index events_default_id_idx on ulak_private.events_default (id);
 -- Maintenance moves its rows. Where a publication is for all tables, a table whose rows can't be told apart lets nobody do that.
 alter table ulak_private.events_default replica identity full;
 
--- The last columns, event_id, event_created_at and made_from, are added in 50_archive.sql.
 create table ulak_private.deliveries (
     id bigint primary key default nextval('ulak.queue_id_seq'),
     endpoint_id bigint not null,
+    event_id bigint not null,
+    event_created_at timestamptz,
+    made_from bigint,
     message_id uuid not null default gen_random_uuid(),
     next_retry_at timestamptz not null default now(),
     created_at timestamptz not null default now(),
@@ -44,16 +46,12 @@ create table ulak_private.deliveries (
     -- pending: send, retry, release, redrive, replay -> here; waits for next_retry_at
     -- processing: claim -> here; leased by locked_by until lease_until
     -- Finished ones are in the archive: completed (delivered), failed (given up; a dead letter tells more), expired, cancelled.
-    -- Here only those that 0.2.0 has finished, until maintenance moves them.
     status text not null default 'pending',
-    payload jsonb,
     locked_by text,
     last_error text,
     idempotency_key text,
     payload_hash text,
     ordering_key text,
-    headers jsonb,
-    metadata jsonb,
     response jsonb,
     failure_history jsonb
     -- No check constraints: PostgreSQL reads them anew for each statement, and one was a third of what a send costs.
@@ -69,10 +67,6 @@ create index deliveries_pending_idx on ulak_private.deliveries (endpoint_id, pri
 -- For recovery, max_in_flight and the circuit breaker's probe.
 create index deliveries_processing_idx on ulak_private.deliveries (endpoint_id, lease_until)
     where status = 'processing';
-
--- Messages that 0.2.0 finished: maintenance archives them, oldest first.
-create index deliveries_finished_idx on ulak_private.deliveries (updated_at)
-    where status in ('completed', 'failed', 'expired');
 
 create index deliveries_expiry_idx on ulak_private.deliveries (expires_at)
     where status = 'pending' and expires_at is not null;
@@ -93,7 +87,7 @@ create table ulak_private.idempotency_keys (
     message_id bigint not null,
     payload_hash text not null,
     free_at timestamptz,
-    sent_by text,
+    sent_by text not null,
     primary key (endpoint_id, idempotency_key)
 );
 
@@ -256,10 +250,10 @@ comment on column ulak_private.ordering_keys.ordering_key is 'the key';
 comment on table ulak_private.events is 'what was sent: payload, headers and metadata, once for all endpoints that it goes to; private to ulak';
 comment on column ulak_private.events.id is 'the id of its first message';
 comment on column ulak_private.events.created_at is 'start of the transaction that sent it';
-comment on column ulak_private.events.payload is 'the body';
+comment on column ulak_private.events.payload is 'the body; it can''t be changed once sent';
 comment on column ulak_private.events.headers is 'extra request headers';
-comment on column ulak_private.events.metadata is 'the sender''s own notes';
-comment on column ulak_private.events.sent_by is 'the role that sent it: the one that was set, else the one that logged in; null: sent by 0.2.0';
+comment on column ulak_private.events.metadata is 'the sender''s own notes, not sent, but for event_type: it is the type of a CloudEvent';
+comment on column ulak_private.events.sent_by is 'the role that sent it: the one that was set, else the one that logged in';
 comment on column ulak_private.events.max_retries is 'its own number of retries, as asked for by the sender; null: as the endpoint''s retry policy says';
 comment on table ulak_private.events_default is 'events whose month has no partition yet; maintenance moves them; private to ulak';
 comment on table ulak_private.idempotency_keys is 'idempotency keys in use; private to ulak';
@@ -268,10 +262,13 @@ comment on column ulak_private.idempotency_keys.idempotency_key is 'the key';
 comment on column ulak_private.idempotency_keys.message_id is 'the message that was sent with it';
 comment on column ulak_private.idempotency_keys.payload_hash is 'sha256 of that message''s payload';
 comment on column ulak_private.idempotency_keys.free_at is 'when the key of a delivered message is free again; null while the message is live';
-comment on column ulak_private.idempotency_keys.sent_by is 'the role that uses the key; null: taken by 0.2.0, any role may use it';
+comment on column ulak_private.idempotency_keys.sent_by is 'the role that uses the key';
 comment on table ulak_private.deliveries is 'the state of every unfinished message; private to ulak: read ulak.queue';
 comment on column ulak_private.deliveries.id is 'returned by send()';
 comment on column ulak_private.deliveries.endpoint_id is 'the endpoint it goes to (ulak.endpoints.id)';
+comment on column ulak_private.deliveries.event_id is 'the event that it is a delivery of';
+comment on column ulak_private.deliveries.event_created_at is 'when that event was sent, if not with this message: it was redriven or replayed';
+comment on column ulak_private.deliveries.made_from is 'the message that a redrive or a replay made this one from';
 comment on column ulak_private.deliveries.message_id is 'sent as webhook-id; the same in every retry and redrive, so a receiver can drop duplicates';
 comment on column ulak_private.deliveries.next_retry_at is 'when it may next be tried; infinity while it waits behind an earlier message of its ordering key';
 comment on column ulak_private.deliveries.created_at is 'start of the transaction that sent it';
@@ -289,13 +286,10 @@ comment on column ulak_private.deliveries.attempts is 'claims started, also by w
 comment on column ulak_private.deliveries.retry_count is 'budget used: reported failures and expired leases';
 comment on column ulak_private.deliveries.priority is '0 to 10, higher first';
 comment on column ulak_private.deliveries.status is 'pending, processing or held (a dead letter that holds its ordering key); in the archive completed, failed, expired or cancelled';
-comment on column ulak_private.deliveries.payload is 'the body; it can''t be changed once sent';
 comment on column ulak_private.deliveries.locked_by is 'in flight: the worker that claimed it';
 comment on column ulak_private.deliveries.last_error is 'last failure; starts with [RETRYABLE], [PERMANENT] or [DISABLE]';
 comment on column ulak_private.deliveries.idempotency_key is 'one message per endpoint and key, until archive_after seconds after its delivery';
 comment on column ulak_private.deliveries.payload_hash is 'sha256 of the payload''s text, where an idempotency key was given';
 comment on column ulak_private.deliveries.ordering_key is 'messages of one endpoint and key are delivered in commit order, one at a time';
-comment on column ulak_private.deliveries.headers is 'extra request headers';
-comment on column ulak_private.deliveries.metadata is 'the sender''s own notes, not sent, but for event_type: it is the type of a CloudEvent';
 comment on column ulak_private.deliveries.response is 'what the receiver answered, if capture_response is on';
 comment on column ulak_private.deliveries.failure_history is 'earlier failed cycles, newest last, at most 20';

@@ -1,10 +1,12 @@
 -- The dead-letter queue: messages that ulak gave up on, until retention removes them.
 
--- The last columns, event_id, event_created_at and made_from, are added in 50_archive.sql.
 create table ulak_private.letters (
     id bigint generated always as identity (sequence name ulak_private.dlq_id_seq) constraint dlq_pkey primary key,
     original_message_id bigint not null,
     endpoint_id bigint not null,
+    event_id bigint not null,
+    event_created_at timestamptz,
+    made_from bigint,
     message_id uuid not null,
     original_created_at timestamptz not null,
     failed_at timestamptz not null,
@@ -22,13 +24,10 @@ create table ulak_private.letters (
     status text not null default 'failed',
     endpoint_name text not null,
     protocol text not null,
-    payload jsonb,
     last_error text,
     idempotency_key text,
     payload_hash text,
     ordering_key text,
-    headers jsonb,
-    metadata jsonb,
     response jsonb,
     failure_history jsonb,
     redriven_by text,
@@ -66,6 +65,9 @@ comment on table ulak_private.letters is 'dead letters; private to ulak: read ul
 comment on column ulak_private.letters.id is 'what redrive_message() takes';
 comment on column ulak_private.letters.original_message_id is 'its id in ulak.queue';
 comment on column ulak_private.letters.endpoint_id is 'the endpoint it was for';
+comment on column ulak_private.letters.event_id is 'as in ulak.queue';
+comment on column ulak_private.letters.event_created_at is 'as in ulak.queue';
+comment on column ulak_private.letters.made_from is 'as in ulak.queue';
 comment on column ulak_private.letters.message_id is 'sent as webhook-id; kept by a redrive';
 comment on column ulak_private.letters.original_created_at is 'when it was sent';
 comment on column ulak_private.letters.failed_at is 'when ulak gave up';
@@ -83,13 +85,10 @@ comment on column ulak_private.letters.priority is 'as sent';
 comment on column ulak_private.letters.status is 'failed, redriven or discarded';
 comment on column ulak_private.letters.endpoint_name is 'the endpoint''s name when it failed';
 comment on column ulak_private.letters.protocol is 'the endpoint''s protocol when it failed';
-comment on column ulak_private.letters.payload is 'as sent';
 comment on column ulak_private.letters.last_error is 'why ulak gave up';
 comment on column ulak_private.letters.idempotency_key is 'as sent; a redrive clears it';
 comment on column ulak_private.letters.payload_hash is 'as in ulak.queue';
 comment on column ulak_private.letters.ordering_key is 'as sent';
-comment on column ulak_private.letters.headers is 'as sent';
-comment on column ulak_private.letters.metadata is 'as sent';
 comment on column ulak_private.letters.response is 'the last answer, if capture_response is on';
 comment on column ulak_private.letters.failure_history is 'earlier failed cycles, newest last, at most 20';
 comment on column ulak_private.letters.redriven_by is 'who put it back';

@@ -23,24 +23,9 @@ create index archive_default_created_at_idx on ulak_private.archive_default usin
 -- replay_message() and explain() look a message up by id.
 create index archive_default_id_idx on ulak_private.archive_default (id);
 
--- Where the body of a message lies. Its own payload, headers or metadata win over those of its event: messages that 0.2.0 has sent carry
--- all three, and have no event. Last in each table, where an upgrade adds them.
-alter table ulak_private.deliveries add column event_id bigint, add column event_created_at timestamptz, add column made_from bigint;
-alter table ulak_private.archived add column event_id bigint, add column event_created_at timestamptz, add column made_from bigint;
-alter table ulak_private.letters add column event_id bigint, add column event_created_at timestamptz, add column made_from bigint;
-
 -- For retention: what was redriven or replayed needs an event of an earlier month.
 create index archive_default_event_created_at_idx on ulak_private.archive_default (event_created_at) where event_created_at is not null;
 
 comment on table ulak_private.archived is 'finished messages in monthly partitions archive_YYYY_MM (UTC); private to ulak: read ulak.archive';
 comment on table ulak_private.archive_default is 'finished messages whose month has no partition yet; maintenance moves them';
 comment on column ulak_private.archived.archived_at is 'when it left ulak.queue';
-comment on column ulak_private.deliveries.event_id is 'the event that it is a delivery of; null: sent by 0.2.0';
-comment on column ulak_private.deliveries.event_created_at is 'when that event was sent, if not with this message: it was redriven or replayed';
-comment on column ulak_private.deliveries.made_from is 'the message that a redrive or a replay made this one from';
-comment on column ulak_private.archived.event_id is 'as in ulak.queue';
-comment on column ulak_private.archived.event_created_at is 'as in ulak.queue';
-comment on column ulak_private.archived.made_from is 'as in ulak.queue';
-comment on column ulak_private.letters.event_id is 'as in ulak.queue';
-comment on column ulak_private.letters.event_created_at is 'as in ulak.queue';
-comment on column ulak_private.letters.made_from is 'as in ulak.queue';

@@ -121,7 +121,7 @@ comment on table ulak.traffic is 'all endpoints together, summed up by maintenan
 comment on column ulak.traffic.minute is 'start of the minute';
 comment on column ulak.traffic.delivered is 'messages delivered';
 comment on column ulak.traffic.failed is 'attempts that failed';
-comment on column ulak.traffic.latency_histogram is 'requests by time: element 100 + i counts those from 2^((i-1)/4) to 2^(i/4) ms, element 100 those below 1 ms, element 185 the rest';
+comment on column ulak.traffic.latency_histogram is 'requests by time: element 1 counts those below 1 ms, element 1 + i those from 2^((i-1)/4) to 2^(i/4) ms, element 86 the rest';
 comment on column ulak.traffic.waiting is 'messages that were pending when maintenance last counted';
 comment on column ulak.traffic.latency_max_ms is 'the longest of the requests'' times';
 comment on table ulak.endpoint_totals is 'deliveries per endpoint since it was created; only rises';
@@ -129,6 +129,6 @@ comment on column ulak.endpoint_totals.endpoint_id is 'the endpoint';
 comment on column ulak.endpoint_totals.delivered is 'messages delivered';
 comment on column ulak.endpoint_totals.failed is 'attempts that failed';
 comment on column ulak.endpoint_totals.latency_total_ms is 'sum of the requests'' times';
-comment on column ulak.endpoint_totals.latency_histogram is 'requests by time: element 100 + i counts those from 2^((i-1)/4) to 2^(i/4) ms, element 100 those below 1 ms, element 185 the rest';
+comment on column ulak.endpoint_totals.latency_histogram is 'requests by time: element 1 counts those below 1 ms, element 1 + i those from 2^((i-1)/4) to 2^(i/4) ms, element 86 the rest';
 comment on type ulak_private.known_message is 'what the looks know of a message; private to ulak';
 comment on type ulak_private.endpoint_fact is 'what the looks know of an endpoint; private to ulak';

@@ -103,7 +103,7 @@ comment on column ulak.endpoint_stats.minute is 'start of the minute, or of the 
 comment on column ulak.endpoint_stats.delivered is 'messages delivered';
 comment on column ulak.endpoint_stats.failed is 'attempts that failed';
 comment on column ulak.endpoint_stats.latency_total_ms is 'sum of the requests'' times';
-comment on column ulak.endpoint_stats.latency_histogram is 'requests by time: element 100 + i counts those from 2^((i-1)/4) to 2^(i/4) ms, element 100 those below 1 ms, element 185 the rest';
+comment on column ulak.endpoint_stats.latency_histogram is 'requests by time: element 1 counts those below 1 ms, element 1 + i those from 2^((i-1)/4) to 2^(i/4) ms, element 86 the rest';
 comment on column ulak.endpoint_stats.latency_max_ms is 'the longest of the requests'' times';
 comment on table ulak.handled is 'keys that mark_handled() has seen';
 comment on column ulak.handled.consumer is 'who handled it';

@@ -143,6 +143,7 @@ def test_where_transactions_may_be_prepared_no_session_notifies_or_listens() -> 
 
 
 def test_what_is_held_until_adoption_is_not_listened_for(queue: Queue) -> None:
-    queue.db.execute("update ulak_private.cluster_identity set system_identifier = 1")
+    with queue.db.transaction(force_rollback=True):
+        queue.db.execute("update ulak_private.cluster_identity set system_identifier = 1")
 
-    assert queue.value("select ulak_private.listen()") is False
+        assert queue.value("select ulak_private.listen()") is False

@@ -234,7 +234,7 @@ def test_it_reads_no_secret_and_runs_no_maintenance(consumer: DB) -> None:
         "select * from ulak_private.secrets",
         "select * from ulak.queue",
         "select * from ulak.endpoints",
-        "select * from ulak_private.maintenance_step('archive', now(), now(), now())",
+        "select * from ulak_private.maintenance_step('idempotency_keys', now(), now(), now())",
         "select ulak.recover_stale_messages()",
         "call ulak.run_maintenance()",
         "select * from ulak_private.claim('w', 10)",

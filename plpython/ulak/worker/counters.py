@@ -12,8 +12,8 @@ from ulak.messages.delivery import Settled
 # Bucket i counts messages whose requests took less than its limit, 2^(i/4) milliseconds, so no figure derived from them
 # is off by more than a fifth. The last bucket takes the rest (above half an hour).
 LIMITS = tuple(2 ** (i / 4) for i in range(85))
-# The array element that stores bucket 0: version 0.1.0 used the elements below it.
-FIRST_ELEMENT = 100
+# The array element that stores bucket 0.
+FIRST_ELEMENT = 1
 
 
 class _Counts:

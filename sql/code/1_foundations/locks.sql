@@ -24,7 +24,6 @@
 --     due_messages                    messages that a claim takes; skips
 --     reschedule                      a message that waits, to give it another time; waits for a claim or another change of it
 --     take_place                      a message that waits, to replace or cancel it; waits for a claim or another change of it
---     archive_finished                messages that 0.2.0 has finished, to archive them; skips
 --     lock_pending                    messages that wait, to purge or retry them; skips
 --     park                            heads of ordering keys, shared, while others are parked behind them; skips
 --     bring_back                      the row of ulak_private.sweep_state, and messages that are dated ahead; skips
@@ -40,7 +39,6 @@
 --     redrive_rows                    dead letters; waits: of two operators, the second finds them redriven
 --     replay                          dead letters of archived messages; waits: as redrive_rows
 --     discard_rows                    dead letters; waits: of two operators, the second finds them discarded
---     archive_batch                   finished messages; skips
 --     cleanup                         rows past their retention; skips
 --     drop_event_type                 the event type's row; waits for subscribe()
 --     lock_event_type                 the event type's row: subscribe(), watch(), grants; waits for others of it

@@ -59,10 +59,9 @@ begin
         )
         select string_agg(
             case
-                when s.is_of_event or s.attname in ('payload', 'headers', 'metadata') then format(
-                    'coalesce(%1$s(select e.%2$I from ulak_private.events e '
-                    'where e.id = m.event_id and e.created_at = coalesce(m.event_created_at, m.%3$I))) as %2$I',
-                    case when not s.is_of_event then format('m.%I, ', s.attname) end,
+                when s.is_of_event then format(
+                    '(select e.%1$I from ulak_private.events e '
+                    'where e.id = m.event_id and e.created_at = coalesce(m.event_created_at, m.%2$I)) as %1$I',
                     s.attname,
                     v_created_at
                 )

@@ -45,7 +45,7 @@ begin
                         (select e.name from ulak.endpoints e where e.id = p_message.endpoint_id)
                     ),
                     hint = 'To replace it: p_if_waiting => ''replace''.';
-        elsif v_waiting.attempts = 0 and v_waiting.payload is null and v_waiting.ordering_key is not distinct from p_message.ordering_key then
+        elsif v_waiting.attempts = 0 and v_waiting.ordering_key is not distinct from p_message.ordering_key then
             perform ulak_private.replace_message(v_waiting, p_message, p_payload_hash, p_latest);
             return v_first_id;
         else

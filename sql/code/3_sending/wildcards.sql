@@ -49,14 +49,14 @@ begin
 end
 $plpgsql$;
 
--- The pattern, if this is one, else null. An event type of 0.2.0 may have a * in its name: then the name means that event type.
+-- The pattern, if this is one, else null.
 create or replace function ulak_private.as_pattern(p_event_type text)
 returns text
 language plpgsql
 stable
 as $plpgsql$
 begin
-    if strpos(p_event_type, '*') = 0 or exists (select from ulak.event_types as t where t.name = p_event_type) then
+    if strpos(p_event_type, '*') = 0 then
         return null;
     elsif p_event_type !~ E'^([^*\\x01-\\x20\\x7f]{1,199}\\.)?\\*$' then
         raise exception 'invalid pattern "%"', left(p_event_type, 200)

@@ -64,8 +64,8 @@ begin
         from new n
         where q.ctid = n.tid and n.is_plain
         returning
-            q.id, q.message_id, q.attempts, q.endpoint_id, q.payload, q.headers, q.metadata, q.correlation_id, q.created_at, q.generation,
-            q.event_id, q.event_created_at
+            q.id, q.message_id, q.attempts, q.endpoint_id, q.correlation_id, q.created_at, q.generation, q.event_id,
+            q.event_created_at
     )
     select
         v_last_sent,
@@ -74,9 +74,9 @@ begin
         c.attempts,
         c.endpoint_id,
         n.config_version,
-        coalesce(c.payload, v.payload),
-        ulak_private.sent_headers(coalesce(c.headers, v.headers), c.generation, c.id, c.attempts),
-        coalesce(c.metadata, v.metadata),
+        v.payload,
+        ulak_private.sent_headers(v.headers, c.generation, c.id, c.attempts),
+        v.metadata,
         c.correlation_id,
         c.created_at
     from new n

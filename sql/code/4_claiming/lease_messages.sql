@@ -27,7 +27,7 @@ begin
         from unnest(p_turn.tids, p_turn.places) l(tid, place)
         where q.ctid = l.tid
         returning
-            q.id, q.message_id, q.attempts, q.endpoint_id, q.payload, q.headers, q.metadata, q.correlation_id, q.ordering_key, q.priority,
+            q.id, q.message_id, q.attempts, q.endpoint_id, q.correlation_id, q.ordering_key, q.priority,
             q.idempotency_key, q.created_at, q.expires_at, q.lease_until, q.next_retry_at, q.generation, q.event_id, q.event_created_at, l.place
     )
     select
@@ -37,15 +37,13 @@ begin
         m.endpoint_id,
         p_turn.names[m.place],
         p_turn.config_versions[m.place],
-        coalesce(m.payload, e.payload),
+        e.payload,
         -- A probe waits as long as the endpoint allows: a message's own shorter time-out would say nothing about the receiver.
         case
-            when p_turn.are_probes[m.place] then ulak_private.sent_headers(
-                coalesce(m.headers, e.headers) - ':timeout', m.generation, m.id, m.attempts
-            )
-            else ulak_private.sent_headers(coalesce(m.headers, e.headers), m.generation, m.id, m.attempts)
+            when p_turn.are_probes[m.place] then ulak_private.sent_headers(e.headers - ':timeout', m.generation, m.id, m.attempts)
+            else ulak_private.sent_headers(e.headers, m.generation, m.id, m.attempts)
         end,
-        coalesce(m.metadata, e.metadata),
+        e.metadata,
         m.correlation_id,
         m.ordering_key,
         m.priority,

@@ -49,13 +49,13 @@ begin
         insert into ulak_private.archived (
             id, endpoint_id, message_id, event_id, event_created_at, made_from, generation, correlation_id, created_at,
             scheduled_at, expires_at, next_retry_at, processing_started_at, first_failed_at, failed_at, attempts, retry_count,
-            last_error, failure_history, priority, payload, payload_hash, headers, metadata, idempotency_key, ordering_key,
+            last_error, failure_history, priority, payload_hash, idempotency_key, ordering_key,
             status, updated_at, completed_at, response, archived_at
         )
         select
             g.id, g.endpoint_id, g.message_id, g.event_id, g.event_created_at, g.made_from, g.generation, g.correlation_id, g.created_at,
             g.scheduled_at, g.expires_at, g.next_retry_at, g.processing_started_at, g.first_failed_at, g.failed_at, g.attempts, g.retry_count,
-            g.last_error, g.failure_history, g.priority, g.payload, g.payload_hash, g.headers, g.metadata, g.idempotency_key, g.ordering_key,
+            g.last_error, g.failure_history, g.priority, g.payload_hash, g.idempotency_key, g.ordering_key,
             case when p_attempts is null then g.status else 'completed' end,
             case when p_attempts is null then g.updated_at else p_now end,
             case when p_attempts is null then g.completed_at else p_now end,
@@ -114,45 +114,6 @@ begin
 end
 $plpgsql$;
 
--- Archives messages that 0.2.0 finished and left in the queue, oldest first. p_after is where the last batch ended, so that a batch doesn't
--- walk over the dead rows of all earlier ones while vacuum is held back.
-create or replace function ulak_private.archive_batch(
-    p_before timestamptz,
-    p_after timestamptz,
-    p_limit integer,
-    p_now timestamptz,
-    out moved integer,
-    out reached timestamptz,
-    out more boolean
-)
-language plpgsql
-set enable_seqscan = off
-set enable_bitmapscan = off
-set enable_hashjoin = off
-set enable_mergejoin = off
-set enable_sort = off
-set jit = off
-as $plpgsql$
-declare
-    v_ids bigint[];
-begin
-    select coalesce(array_agg(f.id), '{}'), max(f.updated_at) into v_ids, reached
-    from (
-        select q.id, q.updated_at
-        from ulak_private.deliveries q
-        where q.status in ('completed', 'failed', 'expired')
-            and q.updated_at >= p_after
-            and q.updated_at < p_before
-        order by q.updated_at
-        limit p_limit
-        for update skip locked
-    ) f;
-    perform ulak_private.archive_rows(v_ids, p_now);
-    moved := cardinality(v_ids);
-    more := moved = p_limit;
-end
-$plpgsql$;
-
 create or replace function ulak_private.free_keys(p_keys text[], p_ids bigint[], p_endpoint_ids bigint[], p_at timestamptz)
 returns void
 language plpgsql
@@ -208,12 +169,10 @@ begin
     perform ulak_private.check_integer('p_older_than_seconds', v_age, 0);
     perform ulak_private.check_integer('p_batch_size', p_batch_size, 1);
     perform ulak_private.forget_idempotency_keys(p_now + make_interval(secs => v_after - v_age), p_batch_size);
-    return b.moved
-    from ulak_private.archive_batch(p_now - make_interval(secs => v_age), '-infinity', p_batch_size, p_now) b;
+    return 0;
 end
 $plpgsql$;
 
 comment on function ulak.archive_completed_messages(integer, integer, timestamptz) is
-    'frees the idempotency keys of messages that were delivered p_older_than_seconds ago (null: setting archive_after), and '
-    'moves up to p_batch_size messages that 0.2.0 finished to the archive; returns how many. Messages that this version '
-    'finishes are archived at once';
+    'frees up to p_batch_size idempotency keys of messages that were delivered p_older_than_seconds ago (null: setting archive_after); returns 0, '
+    'because a message that is finished is in the archive at once';

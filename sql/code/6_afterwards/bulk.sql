@@ -13,11 +13,6 @@ declare
 begin
     p_now := ulak_private.clock(p_now);
     perform ulak_private.check_bulk(p_action, p_given);
-    if p_action = 'replay_range' and not p_dry_run then
-        perform ulak_private.archive_finished(
-            ulak_private.endpoint_id(p_given ->> 'p_endpoint'), (p_given ->> 'p_from_ts')::timestamptz, (p_given ->> 'p_to_ts')::timestamptz, p_now
-        );
-    end if;
     v_chosen := ulak_private.choose(p_action, p_given, p_now);
     messages := cardinality(v_chosen.ids);
     sample := v_chosen.sample;

@@ -221,14 +221,12 @@ as $sql$
     select exists (
         select
         from ulak_private.deliveries q
-        where q.event_id is not null
-            and coalesce(q.event_created_at, q.created_at) >= p_month
+        where coalesce(q.event_created_at, q.created_at) >= p_month
             and coalesce(q.event_created_at, q.created_at) < p_month + interval '1 month'
     ) or exists (
         select
         from ulak_private.letters d
-        where d.event_id is not null
-            and coalesce(d.event_created_at, d.original_created_at) >= p_month
+        where coalesce(d.event_created_at, d.original_created_at) >= p_month
             and coalesce(d.event_created_at, d.original_created_at) < p_month + interval '1 month'
     ) or exists (
         select

@@ -16,9 +16,6 @@ declare
     v_new_id bigint;
 begin
     p_now := ulak_private.clock(p_now);
-    perform ulak_private.archive_finished(q.endpoint_id, q.created_at, q.created_at, p_now)
-    from ulak_private.deliveries q
-    where q.id = p_archive_id and q.status in ('completed', 'failed', 'expired');
     select a.endpoint_id, a.created_at into v_message
     from ulak.archive a
     where a.id = p_archive_id;
@@ -144,25 +141,6 @@ $sql$;
 
 comment on function ulak.replay_plan(text, timestamptz, timestamptz, text, integer, text, jsonpath) is
     'what replay_range() would do: how many messages, a sample of them and the command to run';
-
--- Archives messages of an endpoint and a time range that 0.2.0 finished and left in the queue, instead of waiting for maintenance.
-create or replace function ulak_private.archive_finished(p_endpoint_id bigint, p_from_ts timestamptz, p_to_ts timestamptz, p_now timestamptz)
-returns void
-language sql
-as $sql$
-    select ulak_private.archive_rows(
-        array(
-            select q.id
-            from ulak_private.deliveries q
-            where q.status in ('completed', 'failed', 'expired')
-                and q.endpoint_id = p_endpoint_id
-                and q.created_at between p_from_ts and p_to_ts
-            order by q.id
-            for update skip locked
-        ),
-        p_now
-    )
-$sql$;
 
 create or replace function ulak_private.check_replay(p_from_ts timestamptz, p_to_ts timestamptz, p_status text)
 returns void
@@ -298,7 +276,8 @@ begin
 end
 $plpgsql$;
 
--- The new messages have a fresh retry budget, and no deadline, schedule or idempotency key. Those with an ordering key go to its end.
+-- The new messages have a fresh retry budget, and no deadline, schedule or idempotency key. Those with an ordering key go to its end. With
+-- p_new_message_id the event is a new one, too: receivers of CloudEvents drop duplicates by the event's id.
 create or replace function ulak_private.insert_replayed(
     p_archive_ids bigint[],
     p_ids bigint[],
@@ -311,8 +290,20 @@ create or replace function ulak_private.insert_replayed(
 returns void
 language sql
 as $sql$
+    with new_events as (
+        insert into ulak_private.events (id, created_at, payload, headers, metadata, sent_by, max_retries)
+        select n.id, p_now, e.payload, e.headers - 'ulak-event-id', e.metadata, e.sent_by, e.max_retries
+        from unnest(p_archive_ids, p_ids) n(archive_id, id)
+        join ulak_private.archived a on a.id = n.archive_id and a.created_at between p_first and p_last
+        join ulak_private.events e on e.id = a.event_id and e.created_at = coalesce(a.event_created_at, a.created_at)
+        where p_new_message_id
+        returning id
+    )
     insert into ulak_private.deliveries (
         id,
+        event_id,
+        event_created_at,
+        made_from,
         endpoint_id,
         message_id,
         next_retry_at,
@@ -321,17 +312,14 @@ as $sql$
         correlation_id,
         generation,
         priority,
-        payload,
         ordering_key,
-        headers,
-        metadata,
-        event_id,
-        event_created_at,
-        made_from,
         failure_history
     )
     select
         n.id,
+        coalesce(o.id, a.event_id),
+        case when o.id is null then coalesce(a.event_created_at, a.created_at) end,
+        a.id,
         p_target_id,
         case when p_new_message_id then gen_random_uuid() else a.message_id end,
         p_now,
@@ -340,17 +328,7 @@ as $sql$
         a.correlation_id,
         a.generation,
         a.priority,
-        a.payload,
         a.ordering_key,
-        -- Receivers of CloudEvents drop duplicates by this id.
-        case
-            when p_new_message_id then (select v.headers - 'ulak-event-id' from ulak.archive v where v.id = a.id and v.created_at = a.created_at)
-            else a.headers
-        end,
-        a.metadata,
-        a.event_id,
-        case when a.event_id is not null then coalesce(a.event_created_at, a.created_at) end,
-        a.id,
         -- A failed cycle becomes part of the message's history, as redrive does it.
         case
             when a.status = 'failed' then ulak_private.with_cycle(
@@ -363,6 +341,7 @@ as $sql$
         end
     from unnest(p_archive_ids, p_ids) n(archive_id, id)
     join ulak_private.archived a on a.id = n.archive_id and a.created_at between p_first and p_last
+    left join new_events o on o.id = n.id
 $sql$;
 
 -- Raises unless there is such an endpoint.

@@ -114,8 +114,7 @@ as $sql$
             'ulak_private.letters',
             'dlq_retention_days',
             'archived_at',
-            -- Letters of 0.2.0 carry their bodies. 2,000 rows of 100 kB took 7 s, in which nothing can be stopped.
-            50,
+            2000,
             -- Messages wait behind it.
             't.is_holding',
             null,

@@ -1,5 +1,5 @@
--- Histograms of latency: element 100 + i counts requests from 2^((i-1)/4) to 2^(i/4) ms, element 100 those of less than 1 ms, and
--- element 185 the rest. Arrays begin and end with elements that aren't 0.
+-- Histograms of latency: element 1 counts requests of less than 1 ms, element 1 + i those from 2^((i-1)/4) to 2^(i/4) ms, and element 86
+-- the rest. Arrays begin and end with elements that aren't 0.
 
 create or replace function ulak_private.add_histograms(p_sum bigint[], p_more bigint[])
 returns bigint[]
@@ -52,8 +52,8 @@ begin
     for i in array_lower(p_histogram, 1)..array_upper(p_histogram, 1) loop
         v_count := p_histogram[i];
         if v_count > 0 then
-            v_from := case when i = 100 then 0 else 2 ^ ((i - 101) / 4.0::double precision) end;
-            v_until := 2 ^ ((i - 100) / 4.0::double precision);
+            v_from := case when i = 1 then 0 else 2 ^ ((i - 2) / 4.0::double precision) end;
+            v_until := 2 ^ ((i - 1) / 4.0::double precision);
             while v_below + v_count >= p_fractions[v_next] * v_all loop
                 v_found[v_next] := least(
                     v_from + (v_until - v_from) * (p_fractions[v_next] * v_all - v_below) / v_count, p_max_ms

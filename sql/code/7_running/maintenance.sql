@@ -26,7 +26,7 @@ from (
         (2, 'recover', 'takes back messages whose lease ran out'),
         (3, 'expire', 'marks messages that were not delivered in time'),
         (4, 'partitions', 'creates the next months and empties the default partitions'),
-        (5, 'archive', 'forgets idempotency keys that are free again, and archives messages that 0.2.0 finished'),
+        (5, 'idempotency_keys', 'forgets idempotency keys that are free again'),
         (6, 'archive_retention', 'drops old months of the archive'),
         (7, 'dlq_retention', 'deletes old dead letters'),
         (8, 'event_log_retention', 'deletes old log entries'),
@@ -191,8 +191,6 @@ language plpgsql
 as $plpgsql$
 declare
     v_batch constant integer := 2000;
-    -- For messages that carry their bodies.
-    v_small_batch constant integer := 100;
 begin
     reached := coalesce(p_month, p_after);
     case
@@ -208,12 +206,9 @@ begin
             rows := ulak_private.make_archive_partition(p_month);
         when p_step = 'archive_retention' then
             rows := ulak_private.drop_archive_partition(p_month);
-        when p_step = 'archive' then
-            select b.moved, b.more, b.reached into rows, more, reached
-            from ulak_private.archive_batch(
-                p_now - make_interval(secs => ulak.setting('archive_after')::integer), p_after, v_small_batch, p_now
-            ) b;
-            more := ulak_private.forget_idempotency_keys(p_now, v_batch) = v_batch or more;
+        when p_step = 'idempotency_keys' then
+            rows := ulak_private.forget_idempotency_keys(p_now, v_batch);
+            more := rows = v_batch;
         when exists (select from ulak_private.retention_facts() f where f.step = p_step) then
             -- The size of a roll-up's batch depends on how many rows its endpoints have.
             select sum(c.deleted + u.rows), bool_or(c.deleted = f.batch or u.rows > 0), max(u.reached) into rows, more, reached

@@ -81,7 +81,7 @@ comment on function ulak.history(bigint, timestamptz) is
     'attempts of one message and of the dead letters or archived messages that it was made from: time, outcome, '
     'milliseconds from claim to settlement, error, and the trace and span that the receiver got';
 
--- The message that a redrive or a replay made this one from; null if an application sent it. For messages of 0.2.0 only the event log knows.
+-- The message that a redrive or a replay made this one from; null if an application sent it.
 create or replace function ulak_private.made_from(p_id bigint)
 returns bigint
 language sql
@@ -90,14 +90,6 @@ as $sql$
     select coalesce(
         (select q.made_from from ulak_private.deliveries q where q.id = p_id),
         (select a.made_from from ulak_private.archived a where a.id = p_id),
-        (select max(d.made_from) from ulak_private.letters d where d.original_message_id = p_id),
-        (
-            select max(coalesce(l.detail -> 'original_message_id', l.detail -> 'archive_id')::bigint)
-            from ulak.event_log l
-            where l.message_id = p_id
-                and l.event in ('message.redriven', 'message.replayed')
-                -- A message that held its ordering key was redriven under its own id.
-                and l.detail ->> 'original_message_id' is distinct from p_id::text
-        )
+        (select max(d.made_from) from ulak_private.letters d where d.original_message_id = p_id)
     )
 $sql$;

@@ -246,11 +246,11 @@ begin
     for i in 1..22 loop
         -- Four elements, which end where the bucket does; all the rest is in the last bucket.
         v_sum := v_sum
-            + coalesce(p_histogram[93 + 4 * i], 0)
-            + coalesce(p_histogram[94 + 4 * i], 0)
-            + coalesce(p_histogram[95 + 4 * i], 0)
-            + coalesce(p_histogram[96 + 4 * i], 0)
-            + case when i = 22 then coalesce(p_histogram[185], 0) else 0 end;
+            + coalesce(p_histogram[4 * i - 6], 0)
+            + coalesce(p_histogram[4 * i - 5], 0)
+            + coalesce(p_histogram[4 * i - 4], 0)
+            + coalesce(p_histogram[4 * i - 3], 0)
+            + case when i = 22 then coalesce(p_histogram[86], 0) else 0 end;
         v_sums[i] := v_sum;
     end loop;
     return v_sums;

@@ -40,8 +40,8 @@ begin
             -- they name other columns.
             (
                 'ulak_private.deliveries',
-                'queue_payload_is_immutable',
-                'before update of payload, message_id',
+                'deliveries_message_id_is_immutable',
+                'before update of message_id',
                 'for each statement execute function ulak_private.refuse_payload_change()'
             )
     loop
