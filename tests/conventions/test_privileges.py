@@ -29,7 +29,8 @@ FUNCTIONS = {
         create_endpoint alter_endpoint drop_endpoint grant_endpoint revoke_endpoint grant_event_type revoke_event_type enable_endpoint disable_endpoint validate_endpoint_config
         apply config set_secret rotate_secret drop_secret configure setting reset_circuit_breaker update_circuit_breaker
         create_event_type alter_event_type drop_event_type subscribe alter_subscription unsubscribe
-        watch unwatch _add_watch _remove_watch _watch_triggers _watched_tables _publish_changes
+        watch unwatch _add_watch _remove_watch _watch_triggers _watched_tables _publish_changes _row_security_applies
+        _apply_config _apply_watch _refuse_document _refusal _texts
         send send_with_options send_batch send_batch_with_priority send_messages send_many publish publish_batch sent message_status mark_handled
         claim heartbeat complete fail release work listen
         heartbeat_many complete_many fail_many release_many retry_delay recover_stale_messages mark_expired_messages

@@ -12,6 +12,7 @@ from support.cluster import Cluster
 from support.errors import refused
 from support.receiver import Receiver
 from support.site import Site
+from support.surface import VALUES, arguments, granted
 
 # Each stands in for something of pg_catalog, and records the role that called it.
 EVIL = """
@@ -95,38 +96,6 @@ SHADOWS = """
     end
     $do$;
 """
-# Of each type, one that most functions go on with.
-VALUES = {
-    "text": "shop",
-    "jsonb": "{}",
-    "int4": "1",
-    "int8": "1",
-    "float8": "0.1",
-    "interval": "1 second",
-    "_text": "{shop}",
-    "_int4": "{1}",
-    "_int8": "{1}",
-    "_jsonb": '{"{}"}',
-    "bool": "true",
-    "regclass": "public.orders",
-}
-GRANTED = """
-    select
-        format('%%I.%%I', p.pronamespace::regnamespace, p.proname),
-        array(
-            select format('%%I.%%I', t.typnamespace::regnamespace, t.typname)
-            from unnest(p.proargtypes::oid[]) with ordinality as a (type, place)
-            join pg_type as t on t.oid = a.type
-            where a.place <= p.pronargs - p.pronargdefaults
-            order by a.place
-        )
-    from pg_proc as p
-    where p.pronamespace::regnamespace::text in ('ulak', 'ulak_private')
-        and p.prokind = %s
-        and p.prorettype <> 'trigger'::regtype
-        and exists (select from aclexplode(p.proacl) as a where a.grantee <> p.proowner)
-    order by 1, 2
-"""
 
 
 @pytest.fixture
@@ -185,20 +154,18 @@ def test_the_search_path_of_the_database_bends_no_session_of_ours(
     assert owner.execute("select distinct what, who from evil.seen").fetchall() == []
 
 
-def arguments(types: list[str], values: dict[str, str]) -> str:
-    literals = {type: values.get(type.removeprefix("pg_catalog.")) for type in types}
-    return ", ".join(f"'{literals[type]}'::{type}" if literals[type] else f"null::{type}" for type in types)
-
-
 def test_nothing_that_a_role_may_call_looks_names_up_in_the_path_of_the_database(own_site: Site) -> None:
     own_site.db.execute("create table public.orders (id bigint primary key)")
     own_site.db.execute("select ulak.create_endpoint('shop', 'pull', '{}'), ulak.create_event_type('shop')")
     own_site.db.execute("select ulak.send('shop', '{}')")
-    granted = own_site.db.execute(GRANTED, ["f"]).fetchall()
-    procedures = [name for name, _ in own_site.db.execute(GRANTED, ["p"])]
+    procedures = [name for name, _ in granted(own_site.db, "p")]
     own_site.db.execute(SHADOWS)
     calls = [
-        *(f"select * from {name}({arguments(types, values)})" for name, types in granted for values in ({}, VALUES)),
+        *(
+            f"select * from {name}({arguments(types, values)})"
+            for name, types in granted(own_site.db)
+            for values in ({}, VALUES)
+        ),
         "call ulak.run_maintenance()",
         "call ulak.run_worker(1, 0.1)",
         "call ulak_private.watch_workers()",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 from support.cluster import Connect
 from support.queue import DB, Queue
 
@@ -128,6 +130,134 @@ EVIL = """
     create cast (sales.pair as json) with function sales.evil(sales.pair);
     create cast (sales.mood as text) with function sales.evil_text(sales.mood) as implicit;
 """
+
+
+# What an administrator puts where publish_changes() would look for the rows that have changed, and triggers that let it look there.
+TRAP = """
+    create table sales.seen (who text);
+    grant insert on sales.seen to public;
+    create function sales.note() returns bigint language plpgsql volatile as
+        $$ begin insert into sales.seen values (current_user); return 1; end $$;
+    grant execute on function sales.note() to public;
+"""
+NAMES = ("old_rows", "new_rows", "ulak_old_rows", "ulak_new_rows")
+WRITES = {
+    "insert": "insert into sales.trap values (2, 'new')",
+    "update": "update sales.trap set status = 'other'",
+    "delete": "delete from sales.trap",
+}
+OWN = "create or replace trigger {name} after {operation} on sales.trap {referencing} for each statement execute function ulak_private.publish_changes({id})"
+REFERENCING = {
+    "insert": "referencing new table as ulak_new_rows",
+    "update": "referencing old table as ulak_old_rows new table as ulak_new_rows",
+    "delete": "referencing old table as ulak_old_rows",
+}
+
+
+@pytest.fixture
+def trapper(admin: DB) -> DB:
+    """An administrator whose temporary views have the names of transition tables, and call a function of its own."""
+    admin.execute(TRAP)
+    admin.execute("create table sales.trap (id bigint primary key, status text)")
+    admin.execute("insert into sales.trap values (1, 'first')")
+    for name in NAMES:
+        admin.execute(f"create temporary view {name} as select sales.note() as id, 'x'::text as status")  # type: ignore[arg-type]
+    return admin
+
+
+@pytest.mark.parametrize("operation", WRITES)
+@pytest.mark.parametrize("is_own", [True, False], ids=["own watch", "another one's watch"])
+def test_a_trigger_that_watch_has_not_made_reads_no_relation_of_the_session(
+    world: Queue, trapper: DB, operation: str, is_own: bool
+) -> None:
+    table = "sales.trap" if is_own else "sales.orders"
+    (id,) = trapper.execute("select ulak.watch(%s, 'order.changed')", [table]).fetchone() or (None,)
+    name = f"ulak_watch_{id}_{operation}"
+    if is_own:
+        trapper.execute(f"drop trigger {name} on sales.trap")  # type: ignore[arg-type]
+    trapper.execute(OWN.format(name=name, operation=operation, referencing="", id=id))  # type: ignore[arg-type]
+
+    with contextlib.suppress(psycopg.Error):
+        trapper.execute(WRITES[operation])  # type: ignore[arg-type]
+
+    assert world.column("select who from sales.seen") == []
+
+
+@pytest.mark.parametrize("operation", ["update", "delete"])
+def test_a_trigger_that_is_replaced_while_its_statement_runs_reads_no_relation_of_the_session(
+    world: Queue, trapper: DB, operation: str
+) -> None:
+    """pg_trigger then shows transition tables that the trigger which fires hasn't got."""
+    (id,) = trapper.execute("select ulak.watch('sales.trap', 'order.changed')").fetchone() or (None,)
+    name = f"ulak_watch_{id}_{operation}"
+    replace = OWN.format(name=name, operation=operation, referencing=REFERENCING[operation], id=id)
+    trapper.execute(f"drop trigger {name} on sales.trap")  # type: ignore[arg-type]
+    trapper.execute(OWN.format(name=name, operation=operation, referencing="", id=id))  # type: ignore[arg-type]
+    trapper.execute(
+        f"create function sales.replace() returns boolean language plpgsql as $$ begin {replace}; return true; end $$"  # type: ignore[arg-type]
+    )
+
+    with contextlib.suppress(psycopg.Error):
+        trapper.execute(f"{WRITES[operation]} where sales.replace()")  # type: ignore[arg-type]
+
+    assert world.column("select who from sales.seen") == []
+
+
+def test_a_trigger_of_watch_goes_on_beside_temporary_relations_of_any_other_name(world: Queue, admin: DB) -> None:
+    admin.execute("select ulak.watch('sales.orders', 'order.changed')")
+    admin.execute("create temporary table new_rows (id int)")
+
+    admin.execute("insert into sales.orders values (1, 'new')")
+
+    assert world.value("select count(*) from ulak.queue") == 1
+
+
+def test_a_trigger_of_another_table_publishes_nothing_for_a_watch(world: Queue, admin: DB) -> None:
+    (id,) = admin.execute("select ulak.watch('sales.orders', 'order.changed')").fetchone() or (None,)
+    admin.execute("create table sales.trap (id bigint primary key, status text)")
+    trigger = OWN.format(name=f"ulak_watch_{id}_insert", operation="insert", referencing=REFERENCING["insert"], id=id)
+    admin.execute(trigger)  # type: ignore[arg-type]
+
+    admin.execute("insert into sales.trap values (1, 'forged')")
+
+    assert world.value("select count(*) from ulak.queue") == 0
+    assert world.column("select table_name from ulak.watch_list") == ["sales.orders"]
+
+
+HIDDEN = """
+    alter table sales.secrets enable row level security;
+    create policy none on sales.secrets to test_ulak_admin using (false);
+    grant trigger, select on sales.secrets to test_ulak_admin;
+"""
+
+
+def test_a_table_whose_rows_are_hidden_from_an_administrator_is_not_watched_by_it(
+    world: Queue, db: DB, admin: DB
+) -> None:
+    db.execute("create table sales.secrets (id bigint primary key, what text)")
+    db.execute(HIDDEN)
+    document = {"watches": [{"table": "sales.secrets", "event_type": "order.changed"}]}
+
+    with pytest.raises(psycopg.errors.InsufficientPrivilege, match="row security hides rows"):
+        admin.execute("select ulak.watch('sales.secrets', 'order.changed')")
+    with pytest.raises(psycopg.errors.InvalidParameterValue) as refused:
+        admin.execute("select * from ulak.apply(%s)", [Jsonb(document)])
+    assert "row security hides rows" in str(refused.value.diag.message_detail)
+    # Judged for the session, too: a role that was set counts, and so does who set it.
+    db.execute("select ulak.watch('sales.secrets', 'order.changed')")
+    assert world.value("select count(*) from ulak.watches") == 1
+
+
+def test_apply_makes_a_watch_only_where_its_caller_may_create_triggers(world: Queue, db: DB, admin: DB) -> None:
+    db.execute("create table sales.salaries (id int primary key, salary int)")
+    db.execute("grant select on sales.salaries to test_ulak_admin")
+    document = {"watches": [{"table": "sales.salaries", "event_type": "order.changed"}]}
+
+    with pytest.raises(psycopg.errors.InvalidParameterValue) as refused:
+        admin.execute("select * from ulak.apply(%s)", [Jsonb(document)])
+
+    assert "permission denied for table salaries" in str(refused.value.diag.message_detail)
+    assert world.value("select count(*) from ulak.watches") == 0
 
 
 def test_a_cast_of_the_tables_owner_does_not_run_with_the_rights_of_ulak(world: Queue, admin: DB) -> None:

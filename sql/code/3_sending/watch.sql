@@ -44,6 +44,13 @@ begin
                 detail = 'A watch sends what its creator may read. With a condition, that is every column; without p_ordering_key, the primary key, too.',
                 hint = format('The table''s owner can: grant select on %s to %I;', p_table, ulak_private.caller());
     end if;
+    if row_security_active(p_table) or ulak_private.row_security_applies(p_table, ulak_private.caller()) then
+        raise exception 'row security hides rows of table % from "%"', p_table, ulak_private.caller()
+            using
+                errcode = '42501',
+                detail = 'A watch sends every row that changes, also those that its creator may not see.',
+                hint = 'Its owner, or a role with BYPASSRLS, can watch it.';
+    end if;
     for v_operation in select distinct o.operation from unnest(p_operations) as o (operation) loop
         execute format(
             'create trigger %I after %s on %s %s for each statement execute function ulak_private.publish_changes(%s)',
@@ -51,9 +58,9 @@ begin
             v_operation,
             p_table,
             case v_operation
-                when 'insert' then 'referencing new table as new_rows'
-                when 'update' then 'referencing old table as old_rows new table as new_rows'
-                when 'delete' then 'referencing old table as old_rows'
+                when 'insert' then 'referencing new table as ulak_new_rows'
+                when 'update' then 'referencing old table as ulak_old_rows new table as ulak_new_rows'
+                when 'delete' then 'referencing old table as ulak_old_rows'
             end,
             v_id
         );
@@ -116,6 +123,18 @@ end
 $plpgsql$;
 
 comment on function ulak.unwatch(regclass, text) is 'ends the watch of a table for an event type; false if there is none';
+
+-- As row_security_active() has it for the current user.
+create or replace function ulak_private.row_security_applies(p_table regclass, p_role name)
+returns boolean
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select c.relrowsecurity and not (r.rolsuper or r.rolbypassrls) and (c.relforcerowsecurity or not pg_has_role(r.oid, c.relowner, 'usage'))
+    from pg_class as c, pg_roles as r
+    where c.oid = p_table and r.rolname = p_role
+$sql$;
 
 create or replace function ulak_private.check_watch(
     p_table regclass,
@@ -246,7 +265,16 @@ stable
 security definer
 set search_path = pg_catalog, pg_temp
 as $sql$
-    select w.id, (select min(t.tgrelid) from ulak_private.watch_triggers() as t where t.watch_id = w.id), w.event_type
+    select
+        w.id,
+        (
+            select t.tgrelid
+            from ulak_private.watch_triggers() as t
+            where t.watch_id = w.id
+            order by t.tgrelid <> w.bound_to, t.tgrelid
+            limit 1
+        ),
+        w.event_type
     from ulak.watches as w
 $sql$;
 
@@ -284,8 +312,39 @@ call ulak_private.describe('ulak.watch_list', 'ulak.watches');
 comment on column ulak.watch_list.id is 'number of the watch; unwatch() takes it';
 comment on column ulak.watch_list.table_name is 'the table, as it is called now';
 
+-- Whether a trigger is one that watch() has made. Anybody who may execute publish_changes() can make others: on another table, or without
+-- the transition tables that changes_query() reads. A watch is bound to its table; in a restored database that one is gone.
+create or replace function ulak_private.is_trigger_of(p_watch ulak.watches, p_table oid, p_name name, p_operation text)
+returns boolean
+language sql
+stable
+as $sql$
+    select exists (
+        select
+        from pg_trigger as t
+        join pg_class as c on c.oid = t.tgrelid and c.relpersistence <> 't' and c.relkind in ('r', 'p')
+        where t.tgrelid = p_table
+            and t.tgname = p_name
+            and t.tgname = format('ulak_watch_%s_%s', p_watch.id, p_operation)
+            and t.tgfoid = 'ulak_private.publish_changes()'::regprocedure
+            and t.tgqual is null
+            -- After each statement.
+            and t.tgtype & 67 = 0
+            and p_operation = any (p_watch.operations)
+            and t.tgoldtable is not distinct from case when p_operation in ('update', 'delete') then 'ulak_old_rows' end
+            and t.tgnewtable is not distinct from case when p_operation in ('insert', 'update') then 'ulak_new_rows' end
+    )
+        and (
+            p_watch.bound_to = p_table
+            or not exists (select from ulak_private.watch_triggers() as t where t.tgrelid = p_watch.bound_to and t.watch_id = p_watch.id)
+        )
+$sql$;
+
 -- The trigger's function. It runs with the rights of ulak's owner, so that writers need none. If the watch or the event type is gone,
 -- nothing is published and no error raised: doctor() reports it, and writers could do nothing about it.
+--
+-- The transition tables are the only names here that pg_catalog lacks. Where one is missing, its name would lead to a temporary relation of
+-- the session that writes, and a trigger can be replaced while its statement runs: so pg_trigger alone doesn't tell that it is there.
 create or replace function ulak_private.publish_changes()
 returns trigger
 language plpgsql
@@ -304,10 +363,18 @@ declare
     v_payloads jsonb[];
     v_keys text[];
 begin
+    if to_regclass('pg_temp.ulak_old_rows') is not null or to_regclass('pg_temp.ulak_new_rows') is not null then
+        raise exception 'a temporary relation stands where the changed rows of a watched table are'
+            using
+                errcode = '42P07',
+                detail = 'Whoever made it would have it read with the rights of ulak''s owner.',
+                hint = 'Drop pg_temp.ulak_old_rows and pg_temp.ulak_new_rows, or give them other names.';
+    end if;
     select w.* into v_watch
     from ulak.watches as w
     join ulak.event_types as t on t.name = w.event_type
-    where w.id = tg_argv[0]::bigint;
+    where w.id = case when tg_argv[0] ~ '^[0-9]{1,18}$' then tg_argv[0]::bigint end
+        and ulak_private.is_trigger_of(w, tg_relid, tg_name, lower(tg_op collate "C"));
     if not found then
         return null;
     end if;
@@ -334,10 +401,10 @@ declare
     -- Rows n as they are now and o as they were. An operation that has only one side is joined with no rows of the other.
     v_rows text := case
         when p_operation = 'truncate' then format('(%s) as n cross join (%1$s) as o', 'select null::jsonb as sent, null as ordering_key')
-        when p_operation = 'delete' then format('(%s from old_rows as r) as o left join (%1$s from old_rows as r) as n on false', v_row)
-        when v_is_paired then format('(%s from new_rows as r) as n full join (%1$s from old_rows as r) as o on o.primary_key = n.primary_key', v_row)
+        when p_operation = 'delete' then format('(%s from ulak_old_rows as r) as o left join (%1$s from ulak_old_rows as r) as n on false', v_row)
+        when v_is_paired then format('(%s from ulak_new_rows as r) as n full join (%1$s from ulak_old_rows as r) as o on o.primary_key = n.primary_key', v_row)
         -- Inserts, and updates of a table whose primary key has been dropped since.
-        else format('(%s from new_rows as r) as n left join (%1$s from new_rows as r) as o on false', v_row)
+        else format('(%s from ulak_new_rows as r) as n left join (%1$s from ulak_new_rows as r) as o on false', v_row)
     end;
     -- An update of a row's primary key counts as a delete and an insert.
     v_operation text := case

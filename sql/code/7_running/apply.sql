@@ -22,20 +22,26 @@ comment on function ulak.config() is
     'everything that is configured, as a document for apply(): settings, endpoints, event types, subscriptions, schedules, grants and watches; secrets by '
     'name only, and *** in place of credentials in plain text';
 
+-- Runs with the caller's rights, and so do watch() and unwatch(): PostgreSQL itself checks the rights on the tables. All the rest is done by
+-- apply_config().
 create or replace function ulak.apply(p_config jsonb, p_dry_run boolean default false, p_prune boolean default false)
 returns table (kind text, name text, action text, changed text[], before jsonb, after jsonb, fix text)
 language plpgsql
-security definer
 set search_path = pg_catalog, pg_temp
 set intervalstyle = 'postgres'
 as $plpgsql$
 declare
-    v_changes jsonb;
+    v_done jsonb;
+    v_step jsonb;
 begin
     begin
-        v_changes := ulak_private.apply_config(p_config, coalesce(p_prune, false));
+        v_done := ulak_private.apply_config(p_config, coalesce(p_prune, false));
+        for v_step in select s from jsonb_array_elements(v_done) s where s ? 'watch' loop
+            v_done := v_done || ulak_private.apply_watch(v_step);
+        end loop;
+        perform ulak_private.refuse_document(v_done);
         if p_dry_run then
-            -- The changes are rolled back with this block; v_changes stays.
+            -- The changes are rolled back with this block; v_done stays.
             raise sqlstate 'UL001';
         end if;
     exception
@@ -44,7 +50,8 @@ begin
     end;
     return query
     select c.kind, c.name, c.action, c.changed, c.before, c.after, c.fix
-    from jsonb_to_recordset(v_changes) c(kind text, name text, action text, changed text[], before jsonb, after jsonb, fix text);
+    from jsonb_to_recordset(v_done) c(kind text, name text, action text, changed text[], before jsonb, after jsonb, fix text)
+    where c.action is not null;
 end
 $plpgsql$;
 
@@ -52,17 +59,19 @@ comment on function ulak.apply(jsonb, boolean, boolean) is
     'makes the configuration match a document, all of it or nothing, and returns the changes; p_prune also removes entries '
     'that the document does not name, of the kinds that it has; p_dry_run changes nothing';
 
--- The changes, as an array. If entries are refused, one error names all of them.
+-- What was done, as an array: changes, refusals, and the watches that apply() has to make or end with its caller's rights.
 create or replace function ulak_private.apply_config(p_config jsonb, p_prune boolean)
 returns jsonb
 language plpgsql
+security definer
+set search_path = pg_catalog, pg_temp
+set intervalstyle = 'postgres'
 as $plpgsql$
 declare
     v_wanted jsonb;
     v_steps jsonb;
     v_step jsonb;
-    v_done jsonb := '[]';
-    v_refusals text[];
+    v_done jsonb;
 begin
     -- The kinds; the entries are checked one by one.
     perform ulak_private.raise_violation('document', ulak_private.json_violation(
@@ -79,21 +88,32 @@ begin
         perform ulak_private.lock('schedule');
     end if;
     v_wanted := ulak_private.wanted_entries(p_config);
-    v_steps := ulak_private.config_steps(
-        p_config, v_wanted, p_prune and not jsonb_path_exists(v_wanted, '$[*].refusal')
-    );
+    v_done := jsonb_path_query_array(v_wanted, '$[*] ? (exists (@.refusal))');
+    v_steps := ulak_private.config_steps(p_config, v_wanted, p_prune and v_done = '[]');
     perform ulak_private.lock_changed_endpoints(v_steps);
     for v_step in select s from jsonb_array_elements(v_steps) s loop
-        v_done := v_done || ulak_private.run_step(v_step);
+        v_done := v_done || case when v_step ->> 'kind' = 'watches' then ulak_private.watch_step(v_step) else ulak_private.run_step(v_step) end;
     end loop;
-    v_refusals := array(
-        select format('%s %s: %s', r ->> 'kind', r ->> 'name', r ->> 'refusal') from jsonb_array_elements(v_wanted || v_done) r where r ? 'refusal'
+    return v_done;
+end
+$plpgsql$;
+
+-- If entries are refused, one error names all of them.
+create or replace function ulak_private.refuse_document(p_done jsonb)
+returns void
+language plpgsql
+immutable
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_refusals text[] := array(
+        select format('%s %s: %s', r ->> 'kind', r ->> 'name', r ->> 'refusal') from jsonb_array_elements(p_done) r where r ? 'refusal'
     );
+begin
     if v_refusals <> '{}' then
         raise exception 'the document is refused: % of its entries cannot be applied', cardinality(v_refusals)
             using errcode = '22023', detail = array_to_string(v_refusals, E'\n'), hint = 'Correct them; nothing was changed.';
     end if;
-    return jsonb_path_query_array(v_done, '$[*] ? (@.action != null)');
 end
 $plpgsql$;
 
@@ -245,31 +265,94 @@ returns jsonb
 language plpgsql
 as $plpgsql$
 declare
-    v_kind text := p_step ->> 'kind';
-    v_change jsonb := jsonb_build_object('kind', v_kind, 'name', p_step -> 'name');
-    v_old jsonb := nullif(p_step -> 'old', 'null');
-    v_new jsonb := nullif(p_step -> 'new', 'null');
+    v_change jsonb := ulak_private.step_change(p_step);
+    v_is_removal boolean := v_change ->> 'action' = 'drop';
     v_statement text := (
-        select case when v_new is null then c.removal else c.put end from ulak_private.config_changes() c where c.kind = v_kind
+        select case when v_is_removal then c.removal else c.put end from ulak_private.config_changes() c where c.kind = p_step ->> 'kind'
     );
     v_done text;
     v_fix text;
 begin
-    execute v_statement into v_done, v_fix using p_step ->> 'name', v_new, nullif(p_step -> 'row', 'null');
-    return v_change || jsonb_build_object(
-        'action', case when v_new is null then v_done when v_old is null then 'create' else 'alter' end,
-        'changed', ulak_private.changed_paths(v_old, v_new),
-        'before', ulak_private.shown_entry(v_kind, v_old),
-        'after', ulak_private.shown_entry(v_kind, v_new),
-        'fix', v_fix
-    );
+    execute v_statement into v_done, v_fix using p_step ->> 'name', nullif(p_step -> 'new', 'null'), nullif(p_step -> 'row', 'null');
+    return v_change || jsonb_build_object('fix', v_fix) || case when v_is_removal then jsonb_build_object('action', v_done) else '{}' end;
 exception
     -- These errors aren't the entry's fault: another try may succeed.
     when transaction_rollback or insufficient_resources or operator_intervention or system_error or internal_error or lock_not_available then
         raise;
     when others then
-        v_change := v_change || jsonb_build_object('refusal', sqlerrm);
+        v_change := ulak_private.refusal(p_step, sqlerrm);
         return v_change;
+end
+$plpgsql$;
+
+-- How a step is told of.
+create or replace function ulak_private.step_change(p_step jsonb)
+returns jsonb
+language sql
+immutable
+as $sql$
+    select jsonb_build_object(
+        'kind', p_step -> 'kind',
+        'name', p_step -> 'name',
+        'action', case when s.new is null then 'drop' when s.old is null then 'create' else 'alter' end,
+        'changed', ulak_private.changed_paths(s.old, s.new),
+        'before', ulak_private.shown_entry(p_step ->> 'kind', s.old),
+        'after', ulak_private.shown_entry(p_step ->> 'kind', s.new)
+    )
+    from (select nullif(p_step -> 'old', 'null'), nullif(p_step -> 'new', 'null')) s(old, new)
+$sql$;
+
+create or replace function ulak_private.refusal(p_step jsonb, p_why text)
+returns jsonb
+language sql
+immutable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select jsonb_build_object('kind', p_step -> 'kind', 'name', p_step -> 'name', 'refusal', p_why)
+$sql$;
+
+-- The watch that a step ends, the one that it makes, and how that is told of, for apply_watch().
+create or replace function ulak_private.watch_step(p_step jsonb)
+returns jsonb
+language sql
+stable
+as $sql$
+    select jsonb_build_object(
+        'kind', p_step -> 'kind', 'name', p_step -> 'name', 'watch', p_step -> 'new', 'old_id', p_step -> 'row' -> 'id', 'change', ulak_private.step_change(p_step)
+    )
+$sql$;
+
+-- With the caller's rights, as apply() runs. A watch that changes is ended and made anew.
+create or replace function ulak_private.apply_watch(p_step jsonb)
+returns jsonb
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $plpgsql$
+declare
+    v_new jsonb := nullif(p_step -> 'watch', 'null');
+begin
+    if p_step ->> 'old_id' is not null then
+        perform ulak.unwatch((p_step ->> 'old_id')::bigint);
+    end if;
+    if v_new is not null then
+        perform ulak.watch(
+            (v_new ->> 'table')::regclass,
+            v_new ->> 'event_type',
+            coalesce(ulak_private.texts(v_new -> 'operations'), '{insert,update,delete}'),
+            ulak_private.texts(v_new -> 'columns'),
+            ulak_private.texts(v_new -> 'changed'),
+            (v_new ->> 'condition')::jsonpath,
+            ulak_private.texts(v_new -> 'ordering_key')
+        );
+    end if;
+    return p_step -> 'change';
+exception
+    -- As in run_step().
+    when transaction_rollback or insufficient_resources or operator_intervention or system_error or internal_error or lock_not_available then
+        raise;
+    when others then
+        p_step := ulak_private.refusal(p_step, sqlerrm);
+        return p_step;
 end
 $plpgsql$;
 

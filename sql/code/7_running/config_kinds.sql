@@ -136,7 +136,7 @@ as $sql$
     cross join lateral (select ulak_private.document_schema() -> k.kind) s(schema)
 $sql$;
 
--- The statements that write an entry (put) and remove it. $1 is its name, $2 the new entry, $3 the old row, or null. The first column of a
+-- The statements that write an entry (put) and remove it; watches are apply_watch()'s. $1 is its name, $2 the new entry, $3 the old row, or null. The first column of a
 -- removal says what was done, null if nothing was; the second column of both is what has to be run by hand.
 create or replace function ulak_private.config_changes()
 returns table (kind text, put text, removal text)
@@ -205,11 +205,6 @@ as $sql$
                     else ulak.revoke_endpoint($3 ->> 'endpoint', $3 ->> 'role', $3 ->> 'right')
                 end
             $$
-        ),
-        (
-            'watches',
-            'select ulak_private.put_watch($2, ($3 ->> ''id'')::bigint)',
-            'select ulak_private.end_watch(($3 ->> ''id'')::bigint)'
         )
 $sql$;
 
@@ -392,53 +387,11 @@ begin
 end
 $plpgsql$;
 
--- In watch(), PostgreSQL checks whether the caller may create triggers. apply() runs with its owner's rights, so it checks the caller itself.
-create or replace function ulak_private.put_watch(p_entry jsonb, p_old_id bigint)
-returns text
-language plpgsql
-as $plpgsql$
-declare
-    v_table regclass := (p_entry ->> 'table')::regclass;
-begin
-    if not has_table_privilege(ulak_private.caller(), v_table, 'trigger') then
-        raise exception 'permission denied for table %', v_table
-            using
-                errcode = '42501',
-                detail = format('"%s" may not create triggers on it.', ulak_private.caller()),
-                hint = format('Its owner can: grant trigger on %s to %I;', v_table, ulak_private.caller());
-    end if;
-    if p_old_id is not null then
-        perform ulak_private.end_watch(p_old_id);
-    end if;
-    return ulak.watch(
-        v_table,
-        p_entry ->> 'event_type',
-        coalesce(ulak_private.texts(p_entry -> 'operations'), '{insert,update,delete}'),
-        ulak_private.texts(p_entry -> 'columns'),
-        ulak_private.texts(p_entry -> 'changed'),
-        (p_entry ->> 'condition')::jsonpath,
-        ulak_private.texts(p_entry -> 'ordering_key')
-    );
-end
-$plpgsql$;
-
--- Only the table's owner may drop triggers. Without its row, a watch's triggers do nothing.
-create or replace function ulak_private.end_watch(p_id bigint)
-returns text
-language plpgsql
-as $plpgsql$
-declare
-    v_owner oid := (select c.relowner from ulak.watch_list w join pg_class c on c.oid = to_regclass(w.table_name) where w.id = p_id);
-    v_is_foreign boolean := not pg_has_role(ulak_private.caller(), v_owner, 'usage');
-begin
-    return case when case when v_is_foreign then ulak_private.remove_watch(p_id) else ulak.unwatch(p_id) end then 'drop' end;
-end
-$plpgsql$;
-
 create or replace function ulak_private.texts(p_array jsonb)
 returns text[]
 language sql
 immutable
+set search_path = pg_catalog, pg_temp
 as $sql$
     select case when p_array is not null then array(select jsonb_array_elements_text(p_array)) end
 $sql$;

@@ -62,8 +62,10 @@ begin
             ('ulak_private', 'ulak_admin', array['await_delivery', 'is_adopted', 'leave_read_only', 'maintenance_step', 'clock', 'check_interval']),
             -- watch() and unwatch() create and drop triggers with the rights of their caller.
             ('ulak_private', 'ulak_admin', array[
-                'add_watch', 'remove_watch', 'watch_triggers', 'watched_tables', 'publish_changes'
+                'add_watch', 'remove_watch', 'watch_triggers', 'watched_tables', 'publish_changes', 'row_security_applies'
             ]),
+            -- So does apply(), because of them.
+            ('ulak_private', 'ulak_admin', array['apply_config', 'apply_watch', 'refuse_document', 'refusal', 'texts']),
             -- Defaults of parameters are worked out with the rights of the caller.
             ('ulak_private', 'ulak_admin', array['caller']),
             -- A view runs its functions with the rights of its reader.
