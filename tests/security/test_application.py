@@ -121,6 +121,53 @@ def test_it_cannot_replace_what_the_endpoint_authenticates_itself_with(
     assert sent(db) == 0
 
 
+BROKERS = {
+    "amqp": {"host": "broker", "username": "u", "password": "p", "exchange": "e"},
+    "kafka": {"broker": "broker:9092", "topic": "t"},
+    "mqtt": {"broker": "broker", "topic": "t"},
+    "nats": {"url": "nats://broker", "subject": "s"},
+}
+
+
+@pytest.mark.parametrize(
+    ("protocol", "config", "name"),
+    [
+        ("amqp", {}, "CC"),
+        ("amqp", {}, "bcc"),
+        ("amqp", {"cloudevents": True}, "cloudEvents_type"),
+        ("amqp", {"cloudevents": True}, "CloudEvents-Source"),
+        ("kafka", {"cloudevents": True}, "ce_type"),
+        ("mqtt", {"cloudevents": True}, "type"),
+        ("mqtt", {"cloudevents": True}, "id"),
+        ("mqtt", {"cloudevents": True}, "source"),
+        ("mqtt", {"cloudevents": True}, "Subject"),
+        ("nats", {"cloudevents": True}, "ce-id"),
+        ("nats", {}, "Nats-Rollup"),
+        ("nats", {}, "nats_msg_id"),
+        ("nats", {}, "NATS-TTL"),
+    ],
+)
+def test_it_can_neither_command_a_broker_nor_forge_an_event_by_a_header(
+    db: DB, application: DB, protocol: str, config: dict[str, Any], name: str
+) -> None:
+    db.execute("select ulak.create_endpoint('shop', %s, %s)", [protocol, Jsonb({**BROKERS[protocol], **config})])
+
+    denied = refused(application, SEND, Jsonb({"x-shop": "fine", name: "forged"}))
+
+    assert (denied.sqlstate, denied.message_primary) == ("42501", f'header "{name}" is set by the endpoint')
+    assert sent(db) == 0
+
+
+def test_a_header_that_forges_an_event_elsewhere_is_an_ordinary_one_where_nothing_is_made_of_it(
+    db: DB, application: DB
+) -> None:
+    db.execute("select ulak.create_endpoint('shop', 'mqtt', %s)", [Jsonb(BROKERS["mqtt"])])
+
+    application.execute(SEND, [Jsonb({"type": "plain", "id": "7"})])
+
+    assert sent(db) == 1
+
+
 @pytest.mark.parametrize(
     "path",
     [

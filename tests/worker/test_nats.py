@@ -82,18 +82,6 @@ def test_headers_are_those_of_the_message_and_of_the_config(site: Site, server: 
     assert found.headers["ulak-generation"] == "7"
 
 
-@pytest.mark.parametrize("name", ["Nats-Rollup", "nats-msg-id", "NATS-TTL"])
-def test_a_header_by_which_a_stream_is_commanded_is_refused(site: Site, server: Nats, name: str) -> None:
-    endpoint(site, server)
-    site.start()
-
-    bad, good = site.send("shop", headers={name: "all"}), site.send("shop")
-
-    site.wait_for_status(bad, "failed")
-    site.wait_for_status(good, "completed")
-    assert site.dead(bad)["last_error"] == f"[PERMANENT] message: the message's header '{name}' is one of NATS' own"
-
-
 @pytest.mark.parametrize("mode", ["binary", "structured"])
 def test_a_message_may_be_an_event(site: Site, server: Nats, mode: str) -> None:
     endpoint(site, server, cloudevents=True, cloudevents_mode=mode, cloudevents_source="/caf\u00e9")

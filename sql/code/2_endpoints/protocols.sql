@@ -5,9 +5,11 @@
 --   host_key: the key of a config that holds its hosts;
 --   shared_keys: which keys of shared_config_keys() a config of protocol x may have beside those of x_config_schema();
 --   secret_places: the paths where a config may name a secret; * is any key. Elsewhere it would be visible: in the source of an event, in the
---     name of a topic.
+--     name of a topic;
+--   reserved_headers: names of headers, as header_key() spells them, that command the broker: a message could reach other queues, or purge a stream;
+--   attribute_prefix: what the names of a CloudEvent's attributes begin with among its headers; null: it carries no CloudEvents.
 create or replace function ulak_private.protocol_facts()
-returns table (protocol text, is_delivered boolean, host_key text, shared_keys text[], secret_places text[])
+returns table (protocol text, is_delivered boolean, host_key text, shared_keys text[], secret_places text[], reserved_headers text, attribute_prefix text)
 language sql
 immutable
 as $sql$
@@ -15,17 +17,17 @@ as $sql$
         ('http', true, 'url', array['cloudevents'], array[
             'url', 'headers/*', 'body/*', 'signing_secret', 'proxy/url', 'proxy/username', 'proxy/password', 'auth/username', 'auth/password', 'auth/token',
             'auth/token_url', 'auth/client_id', 'auth/client_secret', 'auth/access_key', 'auth/secret_key', 'auth/session_token'
-        ]),
-        ('log', true, null, '{}', '{}'),
-        ('amqp', true, 'host', '{cloudevents,tls}', '{username,password}'),
+        ], null, 'ce-'),
+        ('log', true, null, '{}', '{}', null, null),
+        ('amqp', true, 'host', '{cloudevents,tls}', '{username,password}', '^b?cc$', 'cloudevents-'),
         ('kafka', true, 'broker', array['cloudevents'], array[
             'headers/*', 'options/sasl.username', 'options/sasl.password', 'options/ssl.ca.pem', 'options/ssl.certificate.pem',
             'options/ssl.key.pem', 'options/ssl.key.password'
-        ]),
-        ('mqtt', true, 'broker', '{cloudevents,tls}', '{username,password}'),
-        ('nats', true, 'url', '{cloudevents,tls}', '{headers/*,token,username,password,nkey_seed}'),
-        ('redis', true, 'host', '{tls}', '{username,password}'),
-        ('pull', false, null, '{}', '{}')
+        ], null, 'ce-'),
+        ('mqtt', true, 'broker', '{cloudevents,tls}', '{username,password}', null, ''),
+        ('nats', true, 'url', '{cloudevents,tls}', '{headers/*,token,username,password,nkey_seed}', '^nats-', 'ce-'),
+        ('redis', true, 'host', '{tls}', '{username,password}', null, null),
+        ('pull', false, null, '{}', '{}', null, null)
 $sql$;
 
 create or replace function ulak_private.worker_protocols()

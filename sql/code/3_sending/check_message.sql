@@ -263,7 +263,7 @@ begin
 end
 $plpgsql$;
 
--- A message must not replace a header that its endpoint uses to authenticate itself.
+-- A message must not replace a header that its endpoint uses to authenticate itself, nor one that belongs to the protocol.
 create or replace function ulak_private.check_credentials(p_endpoint_id bigint, p_headers jsonb)
 returns boolean
 language plpgsql
@@ -275,7 +275,7 @@ begin
     if v_names <> '{}' then
         raise exception 'header "%" is set by the endpoint', left(v_names[1], 64)
             using errcode = '42501',
-                detail = 'A message can''t override the credentials of its endpoint.',
+                detail = 'A message can''t override the credentials of its endpoint, nor what belongs to the protocol.',
                 hint = 'Leave it out, or send to an endpoint whose config doesn''t set it.';
     end if;
     return true;
@@ -292,8 +292,8 @@ as $sql$
 $sql$;
 
 -- The headers that only the endpoint itself may set: those of "auth", "proxy" and "signature"; config headers that are secrets; under
--- SigV4, x-amz- headers, which the endpoint's key signs and the service obeys; and for endpoints that make CloudEvents, their attributes
--- and a content type that would turn the body into an event. PL/pgSQL, though it is one query, because its plan is kept: an SQL function
+-- SigV4, x-amz- headers, which the endpoint's key signs and the service obeys; those that command the broker; and for endpoints that make
+-- CloudEvents, their attributes and a content type that would turn the body into an event. PL/pgSQL, though it is one query, because its plan is kept: an SQL function
 -- would be planned again by each send().
 create or replace function ulak_private.credential_headers(p_endpoint_id bigint, p_headers jsonb)
 returns text[]
@@ -304,6 +304,7 @@ begin
     return array(
         select h.key
         from ulak.endpoints e
+        join ulak_private.protocol_facts() p on p.protocol = e.protocol
         cross join jsonb_each(p_headers) h
         cross join lateral (select ulak_private.header_key(h.key)) l(name)
         where e.id = p_endpoint_id
@@ -312,9 +313,12 @@ begin
                 or e.config ? 'signature' and l.name = ulak_private.header_key(ulak_private.signature_header(e.config))
                 or l.name = 'proxy-authorization' and e.config ? 'proxy'
                 or starts_with(l.name, 'x-amz-') and e.config -> 'auth' ->> 'type' = 'aws_sigv4'
+                or l.name ~ p.reserved_headers
                 or e.config -> 'cloudevents' = 'true' and (
                     l.name = 'content-type' and ulak_private.is_cloudevents_type(h.value #>> '{}')
-                    or l.name ~ '^ce-(specversion|id|source|type|subject|time|datacontenttype|partitionkey|correlationid|traceparent)$'
+                    or starts_with(l.name, p.attribute_prefix)
+                        and substr(l.name, length(p.attribute_prefix) + 1)
+                            ~ '^(specversion|id|source|type|subject|time|datacontenttype|dataschema|partitionkey|correlationid|traceparent)$'
                 )
                 or e.config ? 'headers' and exists (
                     select

@@ -8,7 +8,7 @@ from typing import Any
 from pika import spec
 
 from ulak.messages import event
-from ulak.messages.delivery import Message, MessageError
+from ulak.messages.delivery import Message
 from ulak.transports.amqp.frames import LONGEST_SHORT
 from ulak.transports.amqp.target import Target
 from ulak.transports.broker import message as messages
@@ -17,18 +17,13 @@ from ulak.transports.broker.message import Content
 ORDERING_KEY = "ulak-ordering-key"
 # As the binding of CloudEvents to AMQP names attributes.
 CLOUDEVENTS = "cloudEvents:"
-# RabbitMQ treats them as further routing keys: a message could reach queues that its endpoint isn't meant for.
-_ROUTING = frozenset(("CC", "BCC"))
 
 
 def properties(target: Target, message: Message, made: Content) -> Any:
-    """Raises MessageError."""
     headers: dict[str, Any] = {messages.ATTEMPT: message.attempt}
     if message.ordering_key is not None:
         headers[ORDERING_KEY] = message.ordering_key
     for name, value in made.headers.items():
-        if name in _ROUTING:
-            raise MessageError(f"the message's header {name} is one that RabbitMQ routes by")
         headers.setdefault(name, value)
     for name, value in made.attributes.items():
         headers[CLOUDEVENTS + name] = value

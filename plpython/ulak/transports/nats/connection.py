@@ -31,8 +31,6 @@ _LONGEST_TOLD = 200
 
 _NAME = re.compile(r"[!-9;-~]+")
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
-# Headers by which a stream drops messages, or is emptied.
-_OWN_HEADER = "nats-"
 
 
 class NatsConnection(Connection):
@@ -261,5 +259,3 @@ def _check(own: Mapping[str, str], content_type: str) -> None:
     for name, value in (*own.items(), (messages.CONTENT_TYPE, content_type)):
         if not _NAME.fullmatch(name) or _CONTROL.search(value):
             raise MessageError(f"the message's header {name[:100]!r} can't be one of NATS")
-        if name.lower().startswith(_OWN_HEADER):
-            raise MessageError(f"the message's header {name[:100]!r} is one of NATS' own")
