@@ -92,7 +92,7 @@ create type ulak_private.known_message as (
     priority smallint,
     ordering_key text,
     correlation_id uuid,
-    generation integer,
+    generation bigint,
     last_error text,
     failure_history jsonb,
     payload jsonb,

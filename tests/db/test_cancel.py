@@ -326,6 +326,49 @@ def test_discarded_letters_stay_marked_and_are_never_redriven(queue: Queue) -> N
     ]
 
 
+@pytest.mark.parametrize("given", ["", "p_limit => 1", "p_by => 'ann'"])
+def test_a_discard_that_does_not_say_which_letters_it_means_takes_none(queue: Queue, given: str) -> None:
+    queue.bury(queue.send())
+
+    with pytest.raises(psycopg.errors.InvalidParameterValue) as refused, queue.db.transaction():
+        queue.db.execute(f"select * from ulak.discard({given})")  # type: ignore[arg-type]
+    error = refused.value.diag
+
+    assert (error.sqlstate, queue.value("select status from ulak.dlq")) == ("22023", "failed")
+    assert error.message_hint is not None and "p_since => '-infinity'" in error.message_hint
+    # The hint's call means all, and so does that of a dry run.
+    (dry,) = queue.rows(f"select * from ulak.discard({', '.join(filter(None, [given, 'p_dry_run => true']))})")
+    assert dry["messages"] == 1
+    assert error.message_hint.endswith(dry["command"])
+    assert queue.rows(dry["command"])[0]["messages"] == 1
+
+
+def test_what_was_discarded_comes_back_only_if_that_is_asked_for(queue: Queue) -> None:
+    first, second = queue.send(), queue.send()
+    for id in (first, second):
+        queue.bury(id)
+    queue.rows("select * from ulak.discard('shop')")
+    span = "select ulak.replay_range('shop', '-infinity', 'infinity'{})"
+
+    assert queue.value(span.format("")) == queue.value(span.format(", p_status => 'failed'")) == 0
+    assert queue.call("redrive_all") == 0
+    queue.call("replay_message", first)
+    assert queue.value(span.format(", p_status => 'discarded'")) == 1
+
+    assert queue.column("select status from ulak.dlq order by original_message_id") == ["redriven"] * 2
+    assert queue.column("select made_from from ulak.queue order by 1") == [first, second]
+
+
+def test_a_message_that_is_not_archived_yet_is_refused_by_a_replay_with_what_to_do(queue: Queue) -> None:
+    waiting, in_flight = queue.send(priority=0), queue.send(priority=9)
+    assert queue.claim_one().id == in_flight
+
+    for id, status in ((waiting, "pending"), (in_flight, "processing")):
+        error = queue.refuses("replay_message", id)
+        assert (error.sqlstate, error.message_detail) == ("P0002", f"It is in the queue, {status}.")
+        assert error.message_hint
+
+
 def test_explain_and_the_log_tell_who_discarded_a_letter(queue: Queue) -> None:
     id = queue.send()
     queue.bury(id)

@@ -111,10 +111,17 @@ def test_a_heartbeat_extends_the_lease_from_now_on(queue: Queue, claim: Claim) -
     assert queue.recover(now=109) == 0
 
 
-def test_a_heartbeat_without_a_lease_takes_the_setting(queue: Queue, claim: Claim) -> None:
-    assert queue.heartbeat(claim, now=50)
+def test_a_heartbeat_without_a_lease_renews_by_what_the_claim_asked_for(queue: Queue, claim: Claim) -> None:
+    for now in (50, 70):
+        assert queue.heartbeat(claim, now=now)
+        assert queue.message(claim.id)["lease_until"] == queue.at(now + 60)
 
-    assert queue.message(claim.id)["lease_until"] == queue.at(350)
+
+def test_a_heartbeat_without_a_lease_renews_by_what_the_last_one_asked_for(queue: Queue, claim: Claim) -> None:
+    assert queue.heartbeat(claim, lease=300, now=50)
+    assert queue.heartbeat(claim, now=100)
+
+    assert queue.message(claim.id)["lease_until"] == queue.at(400)
 
 
 def test_a_heartbeat_does_not_revive_a_lease_that_ran_out(queue: Queue, claim: Claim) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 from support.cluster import Connect
 from support.errors import refused
 from support.sessions import Running, wait_until_blocked
@@ -230,6 +231,48 @@ def test_an_endpoint_without_a_signing_secret_gets_its_first(db: DB) -> None:
 
     assert row == ("chosen secret",)
     assert resolved(db, "a")[1] == ["chosen secret"]
+
+
+REPLACED = {
+    "alter_endpoint": "select ulak.alter_endpoint('a', %s)",
+    "create_endpoint": "select ulak.create_endpoint('a', 'http', %s, p_if_exists => 'replace')",
+    "update": "update ulak.endpoints set config = %s where name = 'a'",
+}
+OWN = {"$secret": "ulak/endpoint/1/signing_secret"}
+
+
+@pytest.mark.parametrize("way", REPLACED)
+def test_what_rotation_made_stays_when_the_config_is_replaced(db: DB, way: str) -> None:
+    create(db, "a")
+    db.execute("select ulak.rotate_secret('a', p_new_secret => 'chosen secret', p_now => %s)", [NOW])
+
+    db.execute(REPLACED[way], [Jsonb({"url": URL, "timeout": 8})])  # type: ignore[arg-type]
+
+    assert db.execute("select config from ulak.endpoints").fetchone() == (
+        {"url": URL, "timeout": 8, "signing_secret": OWN},
+    )
+    assert resolved(db, "a")[1] == ["chosen secret"]
+
+
+@pytest.mark.parametrize("way", [*REPLACED, "merge"])
+def test_what_rotation_made_goes_when_a_config_says_so_by_name(db: DB, way: str) -> None:
+    create(db, "a")
+    db.execute("select ulak.rotate_secret('a')")
+    statement = {**REPLACED, "merge": "select ulak.alter_endpoint('a', p_merge => %s)"}[way]
+
+    db.execute(statement, [Jsonb({"url": URL, "signing_secret": None})])  # type: ignore[arg-type]
+
+    assert db.execute("select config from ulak.endpoints").fetchone() == ({"url": URL},)
+    assert db.execute("select count(*) from ulak_private.secrets").fetchone() == (0,)
+
+
+def test_another_signing_secret_takes_the_place_of_what_rotation_made(db: DB) -> None:
+    create(db, "a")
+    db.execute("select ulak.rotate_secret('a')")
+
+    db.execute(REPLACED["alter_endpoint"], [Jsonb({"url": URL, "signing_secret": "literally this"})])
+
+    assert resolved(db, "a")[1] == ["literally this"]
 
 
 def test_a_named_secret_is_rotated_for_all_that_name_it(db: DB) -> None:

@@ -12,12 +12,12 @@ from uuid import UUID
 import psycopg
 import pytest
 from cloudevents.core.bindings.http import HTTPMessage, from_http_event
-from standardwebhooks import Webhook
 from support.hostile import Hostile, never_answers
 from support.http2 import Http2Receiver
 from support.receiver import Answer, Certificate, Received, Receiver
 from support.sessions import Running, wait_until
 from support.site import LONGEST_TIMEOUT, Site
+from support.webhooks import verifies
 
 CORRELATION = "11111111-2222-3333-4444-555555555555"
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -66,13 +66,6 @@ def test_signatures_verify_and_a_rotation_signs_with_both_secrets(site: Site, re
     ]
 
     assert verified == [[first], [first, second], [third]]
-
-
-def verifies(secret: str, request: Received) -> bool:
-    try:
-        return bool(Webhook(secret).verify(request.body, request.headers))
-    except Exception:
-        return False
 
 
 def test_events_are_read_by_an_independent_implementation(site: Site, receiver: Receiver) -> None:

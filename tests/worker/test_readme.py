@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -26,6 +27,7 @@ from support.receiver import Receiver
 from support.redis import Redis
 from support.sessions import wait_until
 from support.site import Site
+from support.webhooks import verifies
 
 README = (PROJECT / "README.md").read_text()
 GUIDE = (PROJECT / "sql" / "GUIDE.md").read_text()
@@ -76,6 +78,20 @@ def test_every_statement_of_readme_does_what_the_page_says(cluster: Cluster, rea
 
     assert "ulak.send(" in script
     play(cluster, readers_database, script)
+
+
+def test_what_readme_sends_after_all_its_statements_is_signed(
+    cluster: Cluster, readers_database: str, receiver: Receiver
+) -> None:
+    """With the secret that rotate_secret() showed."""
+    play(cluster, readers_database, "\n".join(shown("sql", README)).replace("http://127.0.0.1:8080", receiver.origin))
+    with contextlib.closing(Site(cluster, readers_database)) as site:
+        secret = site.value("select value from ulak_private.secrets where name like 'ulak/endpoint/%'")
+        id = site.send("orders", {"order": 43})
+        site.start()
+        site.wait_for_status(id, "completed")
+
+    assert [verifies(secret, request) for request in receiver.requests if b"43" in request.body] == [True]
 
 
 def test_every_statement_of_the_guide_does_what_the_page_says(

@@ -72,7 +72,12 @@ begin
     end if;
     perform ulak_private.lock('configs');
     update ulak.endpoints
-    set config = coalesce(p_config, ulak_private.merged(config, p_merge), config),
+    set config = coalesce(
+            p_config,
+            -- Only the trigger knows what it means to drop this one.
+            ulak_private.merged(config, p_merge) || case when p_merge -> 'signing_secret' = 'null' then '{"signing_secret": null}'::jsonb else '{}' end,
+            config
+        ),
         retry_policy = coalesce(p_retry_policy, retry_policy),
         description = coalesce(p_description, description)
     where name = p_name;
@@ -85,7 +90,8 @@ $plpgsql$;
 
 comment on function ulak.alter_endpoint(text, jsonb, jsonb, text, jsonb) is
     'replaces an endpoint''s config, retry policy or description; null leaves one as it is, ''{}'' clears the retry policy. '
-    'p_merge sets single keys of the config, and removes those that are null';
+    'p_merge sets single keys of the config, and removes those that are null. A signing secret that rotate_secret() made stays unless the '
+    'config has another one, or null';
 
 -- JSON Merge Patch (RFC 7396), but {"$secret": "name"} counts as one value: it replaces what was there.
 create or replace function ulak_private.merged(p_value jsonb, p_patch jsonb)
@@ -323,6 +329,9 @@ begin
                 detail = 'A name has 1 to 200 characters, no control characters, no spaces around it.',
                 hint = 'Such as: billing-webhook';
     end if;
+    if tg_op = 'UPDATE' then
+        new.config := ulak_private.keep_signing_secret(new.id, old.config, new.config);
+    end if;
     -- Every worker reads a config that has changed, and other messages wait meanwhile.
     perform ulak_private.check_bytes('the config of an endpoint', octet_length(new.config::text), 262144),
         ulak_private.check_bytes('the description of an endpoint', octet_length(new.description), 10000);
@@ -343,6 +352,25 @@ begin
         );
     end if;
     return new;
+end
+$plpgsql$;
+
+-- A config doesn't name the signing secret that rotate_secret() made, because nobody wrote it there. So it stays when the config is replaced,
+-- until a config names another one, or null.
+create or replace function ulak_private.keep_signing_secret(p_id bigint, p_old jsonb, p_new jsonb)
+returns jsonb
+language plpgsql
+as $plpgsql$
+declare
+    v_own jsonb := jsonb_build_object('signing_secret', jsonb_build_object('$secret', ulak_private.signing_secret_name(p_id)));
+begin
+    if p_old @> v_own and jsonb_typeof(p_new) = 'object' and not p_new ? 'signing_secret' then
+        return p_new || v_own;
+    elsif p_new -> 'signing_secret' = 'null' then
+        delete from ulak_private.secrets s where s.name = ulak_private.signing_secret_name(p_id);
+        return p_new - 'signing_secret';
+    end if;
+    return p_new;
 end
 $plpgsql$;
 

@@ -87,7 +87,7 @@ end
 $plpgsql$;
 
 comment on function ulak.heartbeat(bigint, text, integer, interval, timestamptz) is
-    'extends a lease, counted from now; false if the lease is lost: stop working on the message';
+    'extends a lease, counted from now, by p_lease, or else by as much as the claim or the last heartbeat asked for; false if the lease is lost: stop working on the message';
 
 create or replace function ulak.complete(
     p_id bigint,
@@ -283,7 +283,7 @@ end
 $plpgsql$;
 
 comment on function ulak.heartbeat_many(text, bigint[], integer[], interval, timestamptz) is
-    'extends many leases, counted from now; is_held is false for a message whose lease is lost: stop working on it';
+    'extends many leases, as heartbeat() does; is_held is false for a message whose lease is lost: stop working on it';
 
 create or replace function ulak.complete_many(
     p_worker text,

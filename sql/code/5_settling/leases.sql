@@ -58,10 +58,10 @@ declare
     v_renewed bigint[];
 begin
     p_now := ulak_private.clock(p_now);
-    p_lease := coalesce(p_lease, make_interval(secs => ulak_private.stored_setting('stale_recovery_timeout')::integer));
     with renewed as (
         update ulak_private.deliveries q
-        set lease_until = p_now + p_lease,
+        -- As long as the claim or the last heartbeat asked for: nothing else changes a message in flight.
+        set lease_until = p_now + coalesce(p_lease, q.lease_until - q.updated_at),
             updated_at = p_now
         from unnest(p_ids, p_attempts) r(id, attempt)
         where q.id between r.id and r.id

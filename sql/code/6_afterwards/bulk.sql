@@ -13,6 +13,16 @@ declare
 begin
     p_now := ulak_private.clock(p_now);
     perform ulak_private.check_bulk(p_action, p_given);
+    -- Nothing is lost by the others: purge() and retry_now() name an endpoint, replay_range() a range.
+    if p_action = 'discard' and not ulak_private.has_filter(p_given) then
+        if not p_dry_run then
+            raise exception 'discard() without a filter would give up all dead letters of all endpoints'
+                using
+                    errcode = '22023',
+                    hint = format('If that is meant: %s', ulak_private.command(p_action, ulak_private.without_bounds(p_given)));
+        end if;
+        p_given := ulak_private.without_bounds(p_given);
+    end if;
     v_chosen := ulak_private.choose(p_action, p_given, p_now);
     messages := cardinality(v_chosen.ids);
     sample := v_chosen.sample;
@@ -43,6 +53,29 @@ begin
     return next;
 end
 $plpgsql$;
+
+-- Whether a call says which messages it means. How many and by whom is no filter.
+create or replace function ulak_private.has_filter(p_given json)
+returns boolean
+language sql
+immutable
+as $sql$
+    select exists (
+        select
+        from json_each_text(p_given) g
+        where g.value is not null and g.key not in ('p_limit', 'p_by')
+    )
+$sql$;
+
+-- As a call that means all says it.
+create or replace function ulak_private.without_bounds(p_given json)
+returns json
+language sql
+immutable
+as $sql$
+    select json_object_agg(g.key, case when g.key = 'p_since' then to_json('-infinity'::text) else g.value end)
+    from json_each(p_given) g
+$sql$;
 
 create or replace function ulak_private.check_bulk(p_action text, p_given json)
 returns void
@@ -115,6 +148,15 @@ as $sql$
         )
 $sql$;
 
+-- What replay_range() chooses from with p_status => 'discarded', in place of what bulk_facts() says.
+create or replace function ulak_private.discarded_messages()
+returns text
+language sql
+immutable
+as $sql$
+    select 'exists (select from ulak_private.letters d where d.original_message_id = m.id and d.status = ''discarded'')'
+$sql$;
+
 -- The messages that match all filters, in the order in which they were sent, the range of their times, and a sample of five.
 create or replace function ulak_private.choose(
     p_action text,
@@ -151,7 +193,7 @@ begin
     select format('from ulak.%I m where %s', v_fact.source, string_agg(format(f.condition, f.value), ' and ' order by f.place)) into v_from
     from (
         values
-            (1, '%s', v_fact.condition),
+            (1, '%s', case when p_given ->> 'p_status' = 'discarded' then ulak_private.discarded_messages() else v_fact.condition end),
             (2, v_endpoint, p_given ->> 'p_endpoint'),
             (3, 'm.priority = %L', p_given ->> 'p_priority'),
             (4, v_time || ' >= %L', coalesce(p_given ->> 'p_since', p_given ->> 'p_from_ts')),
@@ -159,7 +201,11 @@ begin
             (6, 'm.last_error like %L', p_given ->> 'p_error_like'),
             (7, 'm.id = any (%L)', ulak_private.given_text(p_given -> 'p_ids')),
             -- Cancelled messages only if they are asked for.
-            (8, case when p_given ->> 'p_status' is null then 'm.status <> %L' else 'm.status = %L' end, coalesce(p_given ->> 'p_status', 'cancelled')),
+            (
+                8,
+                case when p_given ->> 'p_status' is null then 'm.status <> %L' else 'm.status = %L' end,
+                case p_given ->> 'p_status' when 'discarded' then 'failed' else coalesce(p_given ->> 'p_status', 'cancelled') end
+            ),
             (9, $$jsonb_path_match_tz(m.payload, %L, '{}', true)$$, v_filter::text)
     ) f(place, condition, value)
     where f.value is not null;

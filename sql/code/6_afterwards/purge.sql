@@ -95,7 +95,7 @@ $sql$;
 comment on function ulak.discard(
     text, timestamptz, timestamptz, text, jsonpath, integer, boolean, text, bigint[], timestamptz
 ) is
-    'gives up the dead letters that match all filters, which are those of redrive(); they are marked as discarded and kept '
+    'gives up the dead letters that match all filters, which are those of redrive(), and at least one; they are marked as discarded and kept '
     'until their retention ends. With p_dry_run it only counts them, and shows a sample and the command to run';
 
 -- Skips messages that a worker or an application has locked.

@@ -88,7 +88,7 @@ $sql$;
 comment on function ulak.replay_range(bigint, timestamptz, timestamptz, text, boolean, integer, boolean, text, jsonpath, timestamptz) is
     'queues the finished messages of an endpoint again that were created between p_from_ts and p_to_ts (not including '
     'p_to_ts), in their old order, each once, for the same endpoint or for p_to. Cancelled messages are left out unless '
-    'p_status asks for them, and so are dead letters that were redriven or discarded; other dead letters then count as '
+    'p_status asks for them, and so are discarded dead letters, and always those that were redriven. The others then count as '
     'redriven, unless they went to another endpoint. Returns how many';
 
 create or replace function ulak.replay_range(
@@ -157,9 +157,9 @@ begin
             using errcode = '22023',
                 detail = format('It goes from %s up to, not including, %s.', p_from_ts, p_to_ts);
     end if;
-    if p_status not in ('completed', 'failed', 'expired', 'cancelled') then
+    if p_status not in ('completed', 'failed', 'expired', 'cancelled', 'discarded') then
         raise exception 'no archived message has status "%"', p_status
-            using errcode = '22023', hint = 'completed, failed, expired, cancelled, or null for all but the cancelled ones.';
+            using errcode = '22023', hint = 'completed, failed, expired, cancelled, discarded, or null for all but the cancelled and discarded ones.';
     end if;
 end
 $plpgsql$;
@@ -175,7 +175,14 @@ declare
     v_new_ids bigint[];
 begin
     v_new_ids := ulak_private.replay(
-        v_endpoint_id, p_archive_ids, p_first, p_last, (p_given ->> 'p_new_message_id')::boolean, v_target_id, p_now
+        v_endpoint_id,
+        p_archive_ids,
+        p_first,
+        p_last,
+        (p_given ->> 'p_new_message_id')::boolean,
+        v_target_id,
+        p_now,
+        array[case when p_given ->> 'p_status' = 'discarded' then 'discarded' else 'failed' end]
     );
     if v_new_ids <> '{}' then
         insert into ulak.event_log (event, endpoint_id, endpoint_name, detail)
@@ -371,6 +378,12 @@ language plpgsql
 as $plpgsql$
 declare
     v_status text := (select q.status from ulak_private.deliveries q where q.id = p_id);
+    v_hint text := case v_status
+        when 'pending' then format('To send it now: select ulak.reschedule(%s, now());', p_id)
+        when 'processing' then format('To see what becomes of it: select * from ulak.explain(%s);', p_id)
+        when 'held' then format('It is a dead letter that holds its ordering key: select ulak.redrive_message(id) from ulak.dlq where original_message_id = %s;', p_id)
+        else 'select id, status, created_at from ulak.archive order by created_at desc limit 20;'
+    end;
 begin
     raise exception 'message % is not in the archive', coalesce(p_id::text, 'null')
         using errcode = 'P0002',
@@ -378,9 +391,6 @@ begin
                 when v_status is not null then format('It is in the queue, %s.', v_status)
                 else 'There is no such message, or its month has been dropped.'
             end,
-            hint = case
-                when v_status = 'pending' then format('To send it now: select ulak.reschedule(%s, now());', p_id)
-                when v_status is null then 'select id, status, created_at from ulak.archive order by created_at desc limit 20;'
-            end;
+            hint = v_hint;
 end
 $plpgsql$;

@@ -245,16 +245,11 @@ language plpgsql
 as $plpgsql$
 declare
     v_is_enabled boolean := coalesce((p_entry ->> 'enabled')::boolean, true);
-    v_kept jsonb;
 begin
-    -- It keeps its own signing secret.
-    select jsonb_build_object('signing_secret', e.config -> 'signing_secret') into v_kept
-    from ulak.endpoints e
-    where e.name = p_name and ulak_private.portable_config(e.id, e.config) <> e.config;
     perform ulak.create_endpoint(
         p_name,
         p_entry ->> 'protocol',
-        coalesce(v_kept, '{}') || coalesce(p_entry -> 'config', '{}'),
+        coalesce(p_entry -> 'config', '{}'),
         p_entry -> 'retry_policy',
         p_entry ->> 'description',
         p_if_exists => 'replace'

@@ -35,7 +35,7 @@ as $sql$
             (null, 'p_worker', 'a name of yours for the worker; the same in every call about a message that it has claimed'),
             (null, 'p_attempt', 'the attempt that claim() returned with the message'),
             (null, 'p_attempts', 'the attempt of each message, in the order of p_ids'),
-            (null, 'p_lease', 'how long the worker has the message before it is given to another; null: stale_recovery_timeout'),
+            (null, 'p_lease', 'how long the worker has the message before it is given to another; null: stale_recovery_timeout, in heartbeat() as long as before'),
             (null, 'p_id', 'the message, by the id that send() returned'),
             (null, 'p_message_id', 'the message, by the id that send() returned'),
             (null, 'p_limit', 'at most this many'),
