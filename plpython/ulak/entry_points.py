@@ -126,18 +126,10 @@ def launch_watcher() -> str | None:
 def log_in(user: str) -> str | None:
     """The body of ulak_private.log_in(): why a session of this role can't be opened, or None."""
     try:
-        login.ask(login_parameters(user), "select 1")
+        login.log_in(login_parameters(user))
     except login.LoginError as error:
         return str(error)
     return None
-
-
-def ask(place: dict[str, str], query: str) -> str | None:
-    """The body of ulak_private.ask(): the answer of a session in another database; None if it can't be opened."""
-    try:
-        return login.ask({**login_parameters(""), **place}, query)
-    except login.LoginError:
-        return None
 
 
 def login_parameters(user: str) -> dict[str, str]:

@@ -113,65 +113,55 @@ as $sql$
     select format('pg_cron lives in database "%s", where %s has to run this', current_setting('cron.database_name', true), ulak_private.job_role())
 $sql$;
 
-create or replace function ulak_private.server_fix(p_name text, p_value text, p_then text default null)
+create or replace function ulak_private.setup_fix(p_workers integer default null)
+returns text
+language sql
+stable
+set search_path = pg_catalog, pg_temp
+as $sql$
+    select '-- the way your service does it: '
+        || case when ulak_private.is_pg_cron_loaded() then 'change its configuration, and restart' else 'load pg_cron and restart' end
+$sql$;
+
+create or replace function ulak_private.parameter_fix(p_parameter text)
 returns text
 language sql
 immutable
 set search_path = pg_catalog, pg_temp
 as $sql$
-    select format('-- in the server''s configuration, as its provider has it: %s = %s', p_name, p_value)
+    select '-- the way your service does it: set ' || p_parameter
 $sql$;
 
-create or replace function ulak_private.restart(out detail text, out fix text)
+create or replace function ulak_private.package_fix(p_package text)
+returns text
 language sql
 immutable
 set search_path = pg_catalog, pg_temp
 as $sql$
-    select 'the server reads these when it starts', '-- restart the server, as its provider has it'
+    select '-- the way your service does it: install ' || p_package
 $sql$;
 
--- Only a superuser may read the server's files.
-create or replace function ulak_private.given_setting(p_name text, out setting text, out is_pending boolean)
-language sql
-stable
-set search_path = pg_catalog, pg_temp
-as $sql$
-    select
-        (select s.setting from pg_settings s where s.name = p_name and s.source <> 'default'),
-        coalesce((select s.pending_restart from pg_settings s where s.name = p_name), false)
-$sql$;
-
--- Nothing here depends on Python or on a login of ours: pg_cron is as the provider has it.
-create or replace function ulak_private.python_steps(p_workers integer)
-returns table (step integer, item text, status text, detail text, fix text)
+create or replace function ulak_private.check_python()
+returns table (item text, status text, detail text, fix text)
 language sql
 set search_path = pg_catalog, pg_temp
 as $sql$
     select
-        0,
         'workers',
         'problem',
         'ulak is installed here without PL/Python: no worker can run in this database, nodes deliver',
         'select * from ulak.start(0); -- has pg_cron run the maintenance'
-    where p_workers > 0
 $sql$;
 
-create or replace function ulak_private.login_steps(p_user text)
-returns table (step integer, item text, status text, detail text, fix text)
+-- Nothing here depends on a login of ours: pg_cron is as the provider has it.
+create or replace function ulak_private.check_login()
+returns table (item text, status text, detail text, fix text)
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 begin
 end
 $plpgsql$;
-
-create or replace function ulak_private.is_pg_cron_created()
-returns boolean
-language sql
-set search_path = pg_catalog, pg_temp
-as $sql$
-    select null::boolean
-$sql$;
 
 -- Only a superuser may change a row of cron.job. What is scheduled again by the same role
 -- replaces the job of that name.

@@ -147,7 +147,7 @@ def test_without_pg_cron_it_says_what_another_scheduler_has_to_run(without_pg_cr
 
     ((item, status, fix), *_, last) = rows
     assert (item, status) == ("pg_cron", "problem")
-    assert fix == "-- in the server's configuration, as its provider has it: shared_preload_libraries = 'pg_cron'"
+    assert fix == "-- the way your service does it: load pg_cron and restart"
     assert last[:2] == ("schedule", "not done")
     detail = value(db, "select detail from ulak.start(0) where item = 'schedule'")
     assert detail.endswith("Any other scheduler can run, each minute: call ulak.run_maintenance();")

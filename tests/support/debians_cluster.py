@@ -12,12 +12,11 @@ from typing import Any
 
 import psycopg
 
-from support.cluster import PROJECT, WORK, CommandFailed, extension_path, major, stage_extension
+from support.cluster import WORK, CommandFailed, extension_path, major, stage_extension
 from support.files import write_whole
+from support.fixes import SETUP
 from support.ports import free_port
 from support.sessions import patience
-
-SETUP = PROJECT / "control" / "ulak-setup"
 
 
 def run_setup(*arguments: str) -> str:

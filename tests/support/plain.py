@@ -100,6 +100,7 @@ DOES_NOT_APPLY = {
     "db/test_adopt.py::test_an_installation_that_took_itself_for_a_restore_is_completed_by_maintenance": EXTENSION,
     "db/test_partitions.py::test_months_are_ordinary_tables_and_no_members_of_the_extension": EXTENSION,
     "db/test_partitions.py::test_drop_extension_takes_months_along_that_were_made_later": EXTENSION,
+    "db/test_fixes.py": EXTENSION,
     "db/test_console.py": SUPERUSERS,
     "db/test_compilation.py": SUPERUSERS,
     "db/test_claim_cost.py::*[none": SUPERUSERS,

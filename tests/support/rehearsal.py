@@ -7,13 +7,13 @@ import threading
 from contextlib import closing
 from dataclasses import dataclass, field
 from getpass import getuser
-from pathlib import Path
 from typing import Any
 
 from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
-from support.cluster import Cluster, run, tail
+from support.cluster import Cluster, tail
+from support.fixes import paste, setup_command, try_setup
 from support.hostile import Hostile, never_answers
 from support.receiver import Receiver
 from support.sessions import wait_until
@@ -30,6 +30,8 @@ class Rehearsal:
 
     cluster: Cluster
     reports: dict[str, Rows] = field(default_factory=dict)
+    # What ulak-setup said to it.
+    said: dict[str, str] = field(default_factory=dict)
     jobs: dict[str, list[tuple[Any, ...]]] = field(default_factory=dict)
 
     def wanted_jobs(self, workers: int) -> list[str]:
@@ -54,26 +56,23 @@ class Rehearsal:
         """The first one: others may only be fixable after it."""
         return self.problems(name, item)[0]
 
+    @property
+    def command(self) -> str:
+        return setup_command(self.cluster, "shop")
+
     def as_psql(self, fix: str, database: str = "shop") -> str:
-        """Pasted into psql, which also knows \\! and \\c."""
-        psql: list[str | Path] = [
-            self.cluster.bin / "psql",
-            "-X",
-            "-q",
-            "-v",
-            "ON_ERROR_STOP=1",
-            "-d",
-            self.cluster.dsn(database),
-        ]
-        return run(psql, input=fix + "\n")
+        return paste(self.cluster, database, fix)
+
+    def run_setup(self, name: str, fix: str, *options: str) -> None:
+        done = try_setup(self.cluster, fix, *options)
+        self.said[name] = done.stdout + done.stderr
 
     def reload_until(self, name: str, detail: str) -> None:
         """Until this is the first thing that keeps a login from working."""
         self.cluster.reload()
-        query = "select * from ulak_private.login_steps('ulak_worker')"
 
         def answer() -> Rows:
-            rows = self.ask(query)
+            rows = self.ask("select * from ulak_private.check_login()")
             return rows if detail in rows[0]["detail"] else []
 
         self.reports[name] = wait_until(answer, detail)
@@ -155,35 +154,30 @@ def _rehearse(seen: Rehearsal) -> None:
 
     seen.reports["a busy worker"] = stop_a_busy_worker(cluster)
 
-    if cluster.cron_waits_for_the_longest_job():
-        seen.fix("limits", "mode")
-    else:
+    # Its restart is left to us, and so is what comes after it: nothing is scheduled yet.
+    seen.run_setup("limits", seen.problem("limits", "max_running_jobs")["fix"], "--yes", "--no-restart")
+    if not cluster.cron_waits_for_the_longest_job():
         cluster.execute("alter system set cron.use_background_workers = off")
-        seen.fix("limits", "max_worker_processes")
-    seen.fix("limits", "max_running_jobs")
     hba = cluster.data / "pg_hba.conf"
     trusting = hba.read_text()
     hba.write_text("local all ulak_worker reject\n" + trusting)
     cluster.restart()
     seen.start("no entry")
+    seen.run_setup("no entry", seen.problem("no entry", "login")["fix"], "--yes")
 
     # As Debian has it: the operating system's user may log in under its own name only.
     own = f"local all {cluster.user} trust\n"
     hba.write_text(f"{own}local all all peer\n")
     seen.reload_until("no map", "Peer authentication failed")
+    seen.run_setup("no map", seen.problem("no map", "login")["fix"], "--dry-run")
     peer = f"{own}local shop ulak_worker peer map=ulak\nlocal all all peer\n"
     hba.write_text(peer)
-    seen.reload_until("empty map", 'map "ulak" has')
+    seen.run_setup("empty map", seen.command, "--dry-run")
     (cluster.data / "pg_ident.conf").write_text(f"ulak {getuser()} ulak_worker\n")
-    cluster.reload()
-    wait_until(
-        lambda: seen.ask("select * from ulak_private.login_steps('ulak_worker')")[0]["status"] == "ok", "a login"
-    )
-
+    seen.reload_until("mapped", "ulak_worker can log in")
     hba.write_text(trusting)
-    cluster.reload()
     cluster.execute("alter role ulak_worker nologin")
-    wait_until(lambda: seen.ask("select * from ulak_private.login_steps('postgres')")[0]["status"] == "ok", "a login")
+    seen.reload_until("forbidden", 'role "ulak_worker" is not permitted to log in')
     seen.start("no login")
     seen.fix("no login", "login")
     cluster.execute("alter database shop set statement_timeout = '20s'")

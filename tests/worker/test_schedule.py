@@ -13,7 +13,7 @@ def test_start_says_that_pg_cron_is_not_loaded(rehearsal: Rehearsal) -> None:
     problem = rehearsal.problem("not loaded", "pg_cron")
 
     assert problem["detail"] == "it is not loaded"
-    assert problem["fix"].startswith("alter system set shared_preload_libraries = 'auto_explain', 'pg_cron';")
+    assert problem["fix"] == rehearsal.command
     assert rehearsal.reports["not loaded"][-1]["status"] == "not done"
 
 
@@ -33,6 +33,10 @@ def test_start_finds_limits_that_would_hold_jobs_up(rehearsal: Rehearsal) -> Non
     assert details["max_running_jobs"] == f"{workers} workers and {others} other jobs need 7, it is 4"
     # Where jobs log in they need none.
     assert waits or details["max_worker_processes"] == "7 jobs and 2 other processes need 9, it is 8"
+    assert {row["fix"] for row in rehearsal.reports["limits"] if row["status"] == "problem"} == {
+        f"{rehearsal.command} --workers {workers}"
+    }
+    assert "cron.max_running_jobs = '7'" in rehearsal.said["limits"]
     assert rehearsal.jobs["limits"] == []
 
 
@@ -42,29 +46,36 @@ def test_stop_lets_a_busy_worker_leave_before_pg_cron_ends_its_run(rehearsal: Re
 
 
 def test_start_tries_the_login_that_pg_cron_will_make(rehearsal: Rehearsal) -> None:
-    data = rehearsal.cluster.data
-    rejected = rehearsal.problems("no entry", "login")
+    rejected = rehearsal.problem("no entry", "login")
     forbidden = rehearsal.problem("no login", "login")
 
-    assert "pg_hba.conf rejects connection" in rejected[0]["detail"]
-    assert rejected[0]["fix"] == rf"\! sed -i '1i local shop ulak_worker peer map=ulak' {data}/pg_hba.conf"
-    assert rejected[1]["fix"] == rf"\! echo 'ulak {getuser()} ulak_worker' >> {data}/pg_ident.conf"
-    assert rejected[2]["fix"] == "select pg_reload_conf();"
+    assert "pg_hba.conf rejects connection" in rejected["detail"]
+    assert rejected["fix"] == rehearsal.command
     assert 'role "ulak_worker" is not permitted to log in' in forbidden["detail"]
     assert forbidden["fix"] == "alter role ulak_worker login;"
 
 
-def test_start_says_which_line_keeps_a_role_out_and_what_its_map_lacks(rehearsal: Rehearsal) -> None:
-    """The fix is followed step by step, up to a role that can log in."""
-    unmapped = f'map "ulak" has no line that lets {getuser()} in as ulak_worker'
-    no_map, empty_map = (
-        [row["detail"] for row in rehearsal.problems(name, "login")] for name in ("no map", "empty map")
+def test_the_setup_says_which_line_keeps_a_role_out_and_what_its_map_lacks(rehearsal: Rehearsal) -> None:
+    """A line about this role alone stands there on purpose, so it stays."""
+    files = [rehearsal.cluster.data / name for name in ("pg_hba.conf", "pg_ident.conf")]
+    hba, ident = files
+    lacks = (
+        f'{ident}: ulak   {getuser()}   ulak_worker   # map "ulak" has no line that lets {getuser()} in as ulak_worker'
     )
+    line = f"{hba}: local   shop   ulak_worker   peer map=ulak   # {hba}:2 decides: local all all peer"
 
-    assert no_map[0].startswith('Peer authentication failed for user "ulak_worker"; ')
-    assert no_map[0].endswith("line 2 of pg_hba.conf decides: local all all peer")
-    assert no_map[1] == unmapped
-    assert empty_map == [unmapped]
+    refused = rehearsal.said["no entry"].splitlines()
+    assert refused[0] == (
+        f"ulak-setup: {hba}:1 says reject, so pg_cron can't log in as ulak_worker: local all ulak_worker reject"
+    )
+    assert refused[1].startswith("  nothing was changed; above it there has to be: local   shop")
+    assert rehearsal.problem("no map", "login")["detail"].endswith('Peer authentication failed for user "ulak_worker"')
+    no_map, empty_map = (
+        [each.strip() for each in rehearsal.said[name].splitlines() if str(rehearsal.cluster.data) in each]
+        for name in ("no map", "empty map")
+    )
+    assert no_map == [line, lacks]
+    assert empty_map == [lacks]
 
 
 def test_start_brings_jobs_along_that_were_made_on_another_server(rehearsal: Rehearsal) -> None:

@@ -83,8 +83,6 @@ def test_what_others_have_configured_is_never_overwritten(cluster: DebiansCluste
     refuses("pg_ident.conf", "ulak postgres\n", "has errors", "pg_ident.conf:1:")
     refuses("conf.d/mine.conf", "work_mem = '17 bananas'\n", "has errors", "work_mem")
     refuses("conf.d/mine.conf", "work_mem 17 bananas\n", "mine.conf")
-    # Somebody else's.
-    refuses("conf.d/mine.conf", "cron.database_name = 'postgres'\n", 'lives in database "postgres"', "mine.conf:1")
     # What overrides a file of ours.
     refuses("conf.d/zzz.conf", "shared_preload_libraries = 'auto_explain'\n", "overrides it", "zzz.conf:1")
     assert cluster.files() == original

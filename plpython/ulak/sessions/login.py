@@ -7,23 +7,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 _CONNECTION_OK = 0
-_TUPLES_OK = 2
 
 
 class LoginError(Exception):
     """Logging in or the query failed, with the message of libpq or the server."""
 
 
-def ask(parameters: Mapping[str, str], query: str) -> str:
-    """Logs in with these parameters and returns the one value of a query."""
-    with _connected(parameters) as (libpq, connection):
-        result = ctypes.c_void_p(libpq.PQexec(connection, query.encode()))
-        try:
-            if libpq.PQresultStatus(result) != _TUPLES_OK:
-                raise LoginError(_text(libpq.PQerrorMessage(connection)))
-            return _text(libpq.PQgetvalue(result, 0, 0))
-        finally:
-            libpq.PQclear(result)
+def log_in(parameters: Mapping[str, str]) -> None:
+    """Only this: whether it is possible."""
+    with _connected(parameters):
+        pass
 
 
 def leave_behind(parameters: Mapping[str, str], statement: str) -> None:
@@ -62,10 +55,8 @@ def _libpq() -> ctypes.CDLL:
         libpq = ctypes.CDLL(name)
     except OSError as error:
         raise LoginError(f"{name} can't be loaded: {error}") from error
-    for function in (libpq.PQconnectdbParams, libpq.PQexec):
-        function.restype = ctypes.c_void_p
-    for function in (libpq.PQerrorMessage, libpq.PQgetvalue):
-        function.restype = ctypes.c_char_p
+    libpq.PQconnectdbParams.restype = ctypes.c_void_p
+    libpq.PQerrorMessage.restype = ctypes.c_char_p
     return libpq
 
 

@@ -1,42 +1,42 @@
--- Fixes to paste: how to set a parameter, how to restart the server, how to quote for a shell.
+-- Fixes to paste into psql: SQL, or a comment that says what to do elsewhere. What is wrong in the server's files, ulak-setup mends.
 
--- How to set a parameter of the server. If no library has defined it yet, it has to be set in the session first.
-create or replace function ulak_private.server_fix(p_name text, p_value text, p_then text default null)
+-- The line for root's shell that puts the server right. The name of a database may be anybody's, so whatever a shell could misread is quoted,
+-- and what would end the comment is replaced: ulak-setup refuses such names anyway.
+create or replace function ulak_private.setup_fix(p_workers integer default null)
 returns text
 language sql
 stable
 as $sql$
-    select concat_ws(
-        ' ',
-        case when not exists (select from pg_settings s where s.name = p_name) then format('set %s = %s;', p_name, p_value) end,
-        format('alter system set %s = %s;', p_name, p_value),
-        p_then
-    )
-$sql$;
-
--- How to restart the server in a shell: with Debian's tools, if Debian's tools created the cluster.
-create or replace function ulak_private.restart(out detail text, out fix text)
-language sql
-stable
-as $sql$
-    select
-        'the server reads these when it starts; as ' || case when c.part is null then ulak_private.system_user() else 'root' end || ', in a shell:',
+    select '-- as root on the server: ulak-setup ' || string_agg(
         case
-            when c.part is null then format(
-                '%s/pg_ctl -D %s restart', (select b.setting from pg_config b where b.name = 'BINDIR'), ulak_private.in_shell(current_setting('data_directory'))
-            )
-            else format('pg_ctlcluster %s %s restart', c.part[1], c.part[2])
-        end
-    from (select regexp_match(current_setting('config_file'), '^/etc/postgresql/([^/]+)/([^/]+)/postgresql.conf$')) c (part)
+            when w.word ~ '^[A-Za-z0-9_./:@%+-]+$' then w.word
+            else '''' || replace(regexp_replace(w.word, '[[:cntrl:]]', '?', 'g'), '''', E'''\\''''') || ''''
+        end,
+        ' ' order by w.place
+    )
+    from regexp_match(current_setting('config_file'), '^/etc/postgresql/([^/]+)/([^/]+)/postgresql[.]conf$') debians (place)
+    cross join lateral unnest(
+        coalesce(debians.place, array['--data', current_setting('data_directory')])
+            || current_database()::text
+            || case when p_workers <> ulak_private.default_workers() then array['--workers', p_workers::text] end
+    ) with ordinality w(word, place)
 $sql$;
 
--- Quotes a word for a shell.
-create or replace function ulak_private.in_shell(p_text text)
+-- A parameter of the server that needs no restart. ALTER SYSTEM has to be alone where \gexec runs it.
+create or replace function ulak_private.parameter_fix(p_parameter text)
 returns text
 language sql
 immutable
 as $sql$
-    select case when p_text ~ '^[A-Za-z0-9_./:@%+-]+$' then p_text else '''' || replace(p_text, '''', E'''\\''''') || '''' end
+    select format('alter system set %s; -- then: select pg_reload_conf();', p_parameter)
+$sql$;
+
+create or replace function ulak_private.package_fix(p_package text)
+returns text
+language sql
+immutable
+as $sql$
+    select '-- as root on the server: apt-get install ' || p_package
 $sql$;
 
 -- Makes one line of a text, and cuts it.
@@ -47,23 +47,4 @@ immutable
 as $sql$
     select case when length(t.line) > p_length then left(t.line, p_length - 3) || '...' else t.line end
     from (select regexp_replace(p_text, E'\\s+', ' ', 'g')) t (line)
-$sql$;
-
--- The value of a parameter in the configuration files as they are now, and whether it needs a restart. Null: it isn't set.
-create or replace function ulak_private.given_setting(p_name text, out setting text, out is_pending boolean)
-language sql
-stable
-as $sql$
-    select
-        case when s.source in ('command line', 'environment variable') then s.setting else f.setting end,
-        coalesce(s.source not in ('command line', 'environment variable') and not f.applied, false)
-    from (values (p_name)) given (name)
-    left join pg_settings s on s.name = given.name
-    left join lateral (
-        select f.setting, f.applied
-        from pg_file_settings f
-        where lower(f.name collate "C") = given.name
-        order by f.seqno desc
-        limit 1
-    ) f on true
 $sql$;

@@ -170,7 +170,7 @@ declare
     v_problem record;
 begin
     select c.detail, c.fix into v_problem
-    from ulak_private.check_pg_cron(1) c
+    from ulak_private.check_pg_cron(ulak_private.default_workers()) c
     where c.item = 'pg_cron' and c.status = 'problem'
     limit 1;
     if found then

@@ -29,7 +29,7 @@ begin
             'not done',
             'nothing was scheduled'
                 || case when not ulak_private.is_pg_cron_loaded() then '. Any other scheduler can run, each minute: ' || v_calls else '' end,
-            'select * from ulak.start(); -- after mending the problems above, in their order'
+            'select * from ulak.start(); -- after mending the problems above'
         );
         return;
     end if;

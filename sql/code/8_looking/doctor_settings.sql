@@ -12,13 +12,13 @@ as $sql$
                 'critical',
                 not current_setting('fsync')::boolean,
                 'fsync is off: a crash of the server can lose messages that were accepted',
-                ulak_private.server_fix('fsync', 'on', '-- then: select pg_reload_conf();')
+                ulak_private.parameter_fix('fsync = on')
             ),
             (
                 'warning',
                 not current_setting('autovacuum')::boolean,
                 'autovacuum is off: the queue''s dead rows pile up',
-                ulak_private.server_fix('autovacuum', 'on', '-- then: select pg_reload_conf();')
+                ulak_private.parameter_fix('autovacuum = on')
             ),
             (
                 'warning',

@@ -55,7 +55,7 @@ as $sql$
             '%s is not installed on this server: no worker in the database delivers to the %s of protocol %s',
             m.package, ulak_private.counted(m.endpoints, 'endpoint'), m.protocol
         ),
-        format('-- as root on the server: apt-get install %s', m.package)
+        ulak_private.package_fix(m.package)
     from ulak_private.missing_clients() m
     where p_workers > 0
     union all
