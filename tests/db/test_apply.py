@@ -204,8 +204,9 @@ def test_every_refused_entry_is_reported_and_nothing_is_changed(queue: Queue) ->
     assert told.sqlstate == "22023"
     assert told.message_primary == f"the document is refused: {len(lines)} of its entries cannot be applied"
     for expected in (
-        "settings http_timeout: invalid value for setting http_timeout",
-        "settings http_tiemout: unknown setting http_tiemout",
+        # As configure() says it, with the range and the nearest name.
+        "settings http_timeout: invalid value for setting http_timeout. http_timeout takes an integer from 1 to 300",
+        'settings http_tiemout: unknown setting http_tiemout. select * from ulak.settings; lists them all. Did you mean "http_timeout"?',
         "endpoints typo: invalid config of http endpoint: $.timout is not a known key",
         "endpoints key: invalid entry: $.retries is not a known key",
         'endpoints secret: unknown secret "nobody"',
@@ -268,7 +269,8 @@ def test_credentials_are_never_shown_and_stay_where_they_are_masked(queue: Queue
     document["endpoints"]["new"] = document["endpoints"]["bus"]
     lines = queue.refuses("apply", document).message_detail
     assert lines == (
-        "endpoints new: invalid endpoint: $.config.options.sasl.password is masked, and there is no value to keep"
+        "endpoints new: invalid endpoint: $.config.options.sasl.password is masked, and there is no value to keep."
+        ' Name a secret: {"$secret": "name"}.'
     )
 
 

@@ -221,3 +221,18 @@ def test_the_asynchronous_one_works_off_a_batch_and_what_is_sent_while_it_sleeps
     assert sorted(handled) == ids
     assert queue.dead(wrong)["last_error"] == "[PERMANENT] no such customer"
     assert settled(queue)()
+
+
+def test_a_right_to_work_where_workers_deliver_comes_with_a_word_about_it(queue: Queue) -> None:
+    notices: list[str] = []
+    queue.db.add_notice_handler(lambda each: notices.append(f"{each.message_primary}. {each.message_hint}"))
+    queue.endpoint("web", {"url": "https://example.com"}, protocol="http")
+    queue.endpoint("own")
+
+    queue.call("grant_endpoint", "own", "ulak_consumer")
+    assert notices == []
+    queue.call("grant_endpoint", "web", "ulak_consumer")
+
+    (told,) = notices
+    assert told.startswith('endpoint "web" is of protocol http: workers deliver its messages, too. ')
+    assert told.endswith("select * from ulak.claim('worker', 1, 'web');")

@@ -9,6 +9,7 @@ On an address that others reach it wants a token, ULAK_EXPORTER_TOKEN, which Pro
 `authorization: {credentials: ...}`. What psql says of a failure goes to standard error, not to whoever asks.
 """
 
+import argparse
 import hmac
 import ipaddress
 import os
@@ -70,12 +71,18 @@ def metrics() -> tuple[int, bytes]:
         return 503, f"the database did not answer within {SECONDS} seconds\n".encode()
 
 
+def place(given: str) -> tuple[str, int]:
+    host, _, port = given.rpartition(":")
+    return host or "127.0.0.1", int(port)
+
+
 def main() -> None:
-    host, _, port = (sys.argv[1] if len(sys.argv) > 1 else "9188").rpartition(":")
-    host = host or "127.0.0.1"
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("place", nargs="?", default="9188", metavar="[host:]port", type=place)
+    host, port = parser.parse_args().place
     if not TOKEN and not (host == "localhost" or ipaddress.ip_address(host).is_loopback):
         sys.exit(f"others reach {host}: set ULAK_EXPORTER_TOKEN")
-    ThreadingHTTPServer((host, int(port)), Exporter).serve_forever()
+    ThreadingHTTPServer((host, port), Exporter).serve_forever()
 
 
 if __name__ == "__main__":

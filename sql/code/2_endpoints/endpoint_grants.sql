@@ -8,10 +8,18 @@ security definer
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
+    v_endpoint ulak.endpoints;
     v_id bigint;
 begin
     perform ulak_private.check_grant(p_role, p_right);
-    v_id := (ulak_private.lock_endpoint(p_name)).id;
+    v_endpoint := ulak_private.lock_endpoint(p_name);
+    v_id := v_endpoint.id;
+    if p_right = 'work' and v_endpoint.protocol <> 'pull' then
+        raise notice 'endpoint "%" is of protocol %: workers deliver its messages, too', p_name, v_endpoint.protocol
+            using
+                detail = 'An external worker gets them only by name, before a worker does; claim() without a name never looks there.',
+                hint = format('select * from ulak.claim(''worker'', 1, %L);', p_name);
+    end if;
     insert into ulak.endpoint_grants as g (endpoint_id, role_name, may_work, may_send)
     values (v_id, p_role, p_right = 'work', p_right = 'send')
     on conflict (endpoint_id, role_name) do update

@@ -198,6 +198,8 @@ declare
     v_kind record;
     v_entry jsonb;
     v_value jsonb;
+    v_detail text;
+    v_hint text;
 begin
     select k.* into v_kind from ulak_private.config_kinds() k where k.kind = p_kind;
     v_entry := jsonb_build_object('kind', p_kind, 'name', coalesce(p_name, ulak_private.entry_name(v_kind.identity, p_value)));
@@ -210,7 +212,8 @@ exception
     when transaction_rollback or insufficient_resources or operator_intervention or system_error or internal_error or lock_not_available then
         raise;
     when others then
-        v_entry := v_entry || jsonb_build_object('refusal', sqlerrm);
+        get stacked diagnostics v_detail = pg_exception_detail, v_hint = pg_exception_hint;
+        v_entry := ulak_private.refusal(v_entry, sqlerrm, v_detail, v_hint);
         return v_entry;
 end
 $plpgsql$;
@@ -272,6 +275,8 @@ declare
     );
     v_done text;
     v_fix text;
+    v_detail text;
+    v_hint text;
 begin
     execute v_statement into v_done, v_fix using p_step ->> 'name', nullif(p_step -> 'new', 'null'), nullif(p_step -> 'row', 'null');
     return v_change || jsonb_build_object('fix', v_fix) || case when v_is_removal then jsonb_build_object('action', v_done) else '{}' end;
@@ -280,7 +285,8 @@ exception
     when transaction_rollback or insufficient_resources or operator_intervention or system_error or internal_error or lock_not_available then
         raise;
     when others then
-        v_change := ulak_private.refusal(p_step, sqlerrm);
+        get stacked diagnostics v_detail = pg_exception_detail, v_hint = pg_exception_hint;
+        v_change := ulak_private.refusal(p_step, sqlerrm, v_detail, v_hint);
         return v_change;
 end
 $plpgsql$;
@@ -302,13 +308,18 @@ as $sql$
     from (select nullif(p_step -> 'old', 'null'), nullif(p_step -> 'new', 'null')) s(old, new)
 $sql$;
 
-create or replace function ulak_private.refusal(p_step jsonb, p_why text)
+-- One line: the document's error has one for each entry.
+create or replace function ulak_private.refusal(p_step jsonb, p_message text, p_detail text, p_hint text)
 returns jsonb
 language sql
 immutable
 set search_path = pg_catalog, pg_temp
 as $sql$
-    select jsonb_build_object('kind', p_step -> 'kind', 'name', p_step -> 'name', 'refusal', p_why)
+    select jsonb_build_object(
+        'kind', p_step -> 'kind',
+        'name', p_step -> 'name',
+        'refusal', regexp_replace(concat_ws('. ', p_message, nullif(rtrim(p_detail, '.'), ''), nullif(p_hint, '')), E'\\s+', ' ', 'g')
+    )
 $sql$;
 
 -- The watch that a step ends, the one that it makes, and how that is told of, for apply_watch().
@@ -330,6 +341,8 @@ set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
     v_new jsonb := nullif(p_step -> 'watch', 'null');
+    v_detail text;
+    v_hint text;
 begin
     if p_step ->> 'old_id' is not null then
         perform ulak.unwatch((p_step ->> 'old_id')::bigint);
@@ -351,7 +364,8 @@ exception
     when transaction_rollback or insufficient_resources or operator_intervention or system_error or internal_error or lock_not_available then
         raise;
     when others then
-        p_step := ulak_private.refusal(p_step, sqlerrm);
+        get stacked diagnostics v_detail = pg_exception_detail, v_hint = pg_exception_hint;
+        p_step := ulak_private.refusal(p_step, sqlerrm, v_detail, v_hint);
         return p_step;
 end
 $plpgsql$;
