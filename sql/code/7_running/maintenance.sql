@@ -112,7 +112,7 @@ end
 $plpgsql$;
 
 comment on procedure ulak.run_maintenance(timestamptz, interval) is
-    'what pg_cron calls every minute: recovery, expiry, archive, retention; starts no new batch after p_budget';
+    'what pg_cron calls every minute: recovery, expiry, retention, partitions; starts no new batch after p_budget';
 
 -- One batch of one step. The lock belongs to the transaction, so a cancelled run can't leave it behind. A run that starts between two
 -- batches of another one takes over, and the other one ends.

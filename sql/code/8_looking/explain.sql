@@ -113,9 +113,9 @@ as $sql$
     select concat_ws(
         ', ',
         case
-            when o.origin is not null then concat_ws(', ', o.origin || ' to ' || e.name, 'first sent by ' || p_message.sent_by)
+            when o.origin is not null then format('%s to %s, first sent by %s', o.origin, e.name, p_message.sent_by)
             when starts_with(p_message.metadata ->> 'event_type', 'ulak.') then format('%s, sent to %s', p_message.metadata ->> 'event_type', e.name)
-            else concat('sent ', 'by ' || p_message.sent_by || ' ', 'to ', e.name)
+            else format('sent by %s to %s', p_message.sent_by, e.name)
         end,
         case when p_message.priority > 0 then format('priority %s', p_message.priority) end,
         'ordering key "' || p_message.ordering_key || '"',
