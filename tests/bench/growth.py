@@ -108,14 +108,6 @@ def delivery(stage: Stage) -> Iterator[Figure]:
     yield growth.figure(f"delivery of {small:,} and {small * TEN:,}, one worker", 1)
 
 
-def archive(stage: Stage) -> Iterator[Figure]:
-    small = stage.scaled(5000, 500)
-    with archiving.shop(stage) as db:
-        archiving.archive(db, small)
-        growth = repeated(stage, small, lambda count: archiving.archive(db, count))
-    yield growth.figure(f"archiving {small:,} and {small * TEN:,}", 1)
-
-
 def held(stage: Stage) -> Iterator[Figure]:
     """The same backlog, after this many and after ten times as many messages were settled under one old snapshot: none of their old row
     versions can be removed."""
@@ -140,7 +132,6 @@ PART = Part(
         "beside": beside,
         "delivery": delivery,
         "horizon": held,
-        "archive": archive,
     },
     QUIET,
 )

@@ -56,12 +56,12 @@ FILL = [
     """
     insert into ulak.endpoint_stats (endpoint_id, minute, delivered, failed, latency_total_ms, latency_histogram)
     select e, date_trunc('minute', now()) - m * interval '1 minute', 1000, m %% 7, 12000,
-        '[100:109]={1, 2, 3, 10, 50, 100, 30, 20, 5, 1}'
+        '[1:10]={1, 2, 3, 10, 50, 100, 30, 20, 5, 1}'
     from generate_series(1, %(endpoints)s) e, generate_series(0, 4320) m
     """,
     """
     insert into ulak.endpoint_totals
-    select endpoint_id, sum(delivered), sum(failed), 1, array_fill(7::bigint, array[22], array[100]) from ulak.endpoint_stats group by 1
+    select endpoint_id, sum(delivered), sum(failed), 1, array_fill(7::bigint, array[22]) from ulak.endpoint_stats group by 1
     """,
 ]
 
@@ -97,13 +97,13 @@ FILL_MANY = [
     """
     insert into ulak.endpoint_stats (endpoint_id, minute, delivered, failed, latency_total_ms, latency_histogram)
     select e, date_trunc('minute', now()) + interval '30 minutes' - m * interval '1 minute', 1000, m %% 7, 12000,
-        '[100:109]={1, 2, 3, 10, 50, 100, 30, 20, 5, 1}'
+        '[1:10]={1, 2, 3, 10, 50, 100, 30, 20, 5, 1}'
     from generate_series(0, 2880) m, generate_series(1, %(endpoints)s) e
     where m <= 90 or (m + e) %% 40 = 0
     """,
     """
     insert into ulak.endpoint_totals
-    select endpoint_id, sum(delivered), sum(failed), 1, array_fill(7::bigint, array[22], array[100]) from ulak.endpoint_stats group by 1
+    select endpoint_id, sum(delivered), sum(failed), 1, array_fill(7::bigint, array[22]) from ulak.endpoint_stats group by 1
     """,
 ]
 
@@ -265,7 +265,7 @@ def add_counters(db: DB, endpoints: int) -> Iterator[Figure]:
     report = """
         select jsonb_agg(jsonb_build_object(
             'endpoint_id', e, 'delivered', 3, 'failed', 0, 'latency_total_ms', 12.3, 'latency_max_ms', 7.1,
-            'latency_histogram', '[103:104]={1,2}'
+            'latency_histogram', '[4:5]={1,2}'
         ))
         from generate_series(1, %s) e
     """

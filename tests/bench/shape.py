@@ -45,7 +45,6 @@ KILOBYTE = 1000
 RATE = 1000
 SNAPSHOT_SECONDS = 15 * 60
 AFTERWARDS = "VACUUM and checkpoint"
-ARCHIVE = "select ulak.archive_completed_messages(0, 1000, clock_timestamp())"
 
 
 def payloads(size: int, count: int = 100) -> list[str]:
@@ -63,8 +62,8 @@ def times(new: float, old: float, what: str = "", required: float | None = None)
 
 
 class Way:
-    """An endpoint whose messages are sent one by one, claimed and settled by 500, and archived. What VACUUM and a checkpoint have to do after
-    that is shown, but it isn't part of the way."""
+    """An endpoint whose messages are sent one by one, and by 500 claimed and settled, which archives them. What VACUUM and a checkpoint have to do
+    after that is shown, but it isn't part of the way."""
 
     def __init__(self, cluster: Cluster, db: DB, size: int, messages: int) -> None:
         self._cluster = cluster
@@ -82,7 +81,7 @@ class Way:
         self.written.append({})
         self.used.append({})
         began = time.perf_counter()
-        for name, step in {"send": self._send, "claim and settle": self._deliver, "archive": self._archive}.items():
+        for name, step in {"send": self._send, "claim and settle": self._deliver}.items():
             self._measure(name, step)
         elapsed = (time.perf_counter() - began) * 1e6 / self._messages
         used = sum(self.used[-1].values())
@@ -115,11 +114,6 @@ class Way:
 
     def _deliver(self) -> None:
         assert sum(DELIVERED.deliver(self._db, self._messages)) == self._messages
-
-    def _archive(self) -> None:
-        """Since 0.3.0 there is nothing left to do."""
-        while value(self._db, ARCHIVE):
-            pass
 
     # The first round, which plans and fills the caches, doesn't count.
 
@@ -287,7 +281,7 @@ class Grown(NamedTuple):
 
 
 def grown(stage: Stage, release: str | None, seconds: int, size: int) -> Grown:
-    """Delivered by one worker, with maintenance and VACUUM each minute. What is delivered isn't old enough for 0.2.0's archive."""
+    """Delivered by one worker, with maintenance and VACUUM each minute."""
     with stage.site(release) as site:
         site.http("shop", stage.receiver)
         with horizon.Schedule(site), horizon.old_snapshot(site):

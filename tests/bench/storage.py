@@ -103,6 +103,7 @@ def create_plain(db: DB, name: str) -> None:
     tables = tables_of(db)
     db.execute(f"create table {name} (like {tables.waiting} including all)")  # type: ignore[arg-type]
     if tables is NEW:
+        db.execute(f"alter table {name} alter event_id drop not null, add payload jsonb")  # type: ignore[arg-type]
         db.execute(
             f"create unique index on {name} (endpoint_id, idempotency_key) where idempotency_key is not null"  # type: ignore[arg-type]
         )

@@ -194,8 +194,8 @@ def test_a_sweep_goes_on_where_the_last_one_ended(queue: Queue) -> None:
     """One more key than a sweep looks at, and the last of them is stuck."""
     queue.db.execute(
         """
-        insert into ulak_private.deliveries (endpoint_id, payload, ordering_key, next_retry_at)
-        select e.id, '1', to_char(n, 'FM00000'), case when n = 10001 then 'infinity' else now() end
+        insert into ulak_private.deliveries (endpoint_id, event_id, ordering_key, next_retry_at)
+        select e.id, 0, to_char(n, 'FM00000'), case when n = 10001 then 'infinity' else now() end
         from ulak.endpoints e, generate_series(1, 10001) n
         """
     )

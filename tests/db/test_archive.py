@@ -1,184 +1,206 @@
-"""Finished messages move to the archive: whole, oldest first, and only when they are old enough."""
+"""Finished messages move to the archive at once, and whole; the idempotency keys of delivered ones are kept for a time."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 import psycopg
 import pytest
 from support.cluster import Connect
-from support.finished import column, finish, value
+from support.messages import insert_messages
+from support.queue import Queue
 
 DB = psycopg.Connection[Any]
 
-NOW = datetime(2031, 3, 15, 12, tzinfo=UTC)
-LONG_AGO = NOW - timedelta(hours=2)
-
-QUEUED = "select id from ulak.queue order by id"
-ARCHIVED = "select id from ulak.archive order by id"
+COLUMNS = """
+    select attname, atttypid::regtype::text from pg_attribute where attrelid = %s::regclass and attnum > 0 and not attisdropped
+"""
 
 
-def archive(db: DB, older_than: int | None = 3600, batch: int | None = 1000, now: datetime = NOW) -> Any:
-    return value(db, "select ulak.archive_completed_messages(%s, %s, %s)", older_than, batch, now)
-
-
-@pytest.mark.parametrize("status", ["completed", "failed", "expired"])
-def test_a_finished_message_arrives_with_everything_it_had(alone: DB, status: str) -> None:
-    alone.execute(
-        """
-        insert into ulak_private.deliveries (
-            endpoint_id, next_retry_at, created_at, updated_at, processing_started_at, completed_at, failed_at,
-            first_failed_at, scheduled_at, expires_at, correlation_id, generation, attempts, retry_count, priority,
-            status, payload, last_error, idempotency_key, payload_hash, ordering_key, headers, metadata, response,
-            failure_history, made_from
-        )
-        select
-            7, t + interval '1 s', t, t + interval '2 s', t + interval '3 s', t + interval '4 s', t + interval '5 s',
-            t + interval '6 s', t, t + interval '7 s', gen_random_uuid(), 8, 9, 4, 5,
-            %s, '{"a": 1}', '[RETRYABLE] no', 'i', 'h', 'o', '{"b": 2}', '{"c": 3}', '{"d": 4}',
-            '[{"e": 5}]', 6
-        from (select %s::timestamptz) as message (t)
-        """,
-        [status, LONG_AGO],
+def whole(queue: Queue, **columns: Any) -> int:
+    """A message with a value in every column that the caller doesn't give, but for what a claim sets."""
+    times = ("processing_started_at", "completed_at", "failed_at", "first_failed_at", "scheduled_at", "expires_at")
+    (id,) = insert_messages(
+        queue.db,
+        created_at=queue.at(-100),
+        payload={"a": 1},
+        headers={"b": "2"},
+        metadata={"c": 3},
+        sent_by="bank",
+        max_retries=2,
+        **{
+            "endpoint_id": queue.value("select id from ulak.endpoints"),
+            "event_created_at": queue.at(-100),
+            "made_from": 6,
+            "correlation_id": "00000000-0000-0000-0000-000000000001",
+            "generation": 8,
+            "attempts": 9,
+            "retry_count": 4,
+            "priority": 5,
+            "last_error": "[RETRYABLE] no",
+            "idempotency_key": "i",
+            "payload_hash": "h",
+            "ordering_key": "o",
+            "response": {"d": 4},
+            "failure_history": [{"e": 5}],
+            "next_retry_at": queue.at(-90),
+            "updated_at": queue.at(-80),
+            **{name: queue.at(number - 70) for number, name in enumerate(times)},
+            **columns,
+        },
     )
-    sent = value(alone, "select to_jsonb(q) from ulak.queue q")
-    assert {name for name, cell in sent.items() if cell is None} == {
-        "lease_until",
-        "locked_by",
-        "max_retries",
-        "sent_by",
-    }
+    return id
 
-    assert archive(alone) == 1
 
-    assert value(alone, "select to_jsonb(a) - 'archived_at' from ulak.archive a") == sent
-    assert value(alone, "select archived_at from ulak.archive") == NOW
-    assert column(alone, QUEUED) == []
+HELD = {"status": "processing", "locked_by": "w", "attempts": 9}
+# How a message ends, what it was before, and the columns that its end sets.
+ENDS: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
+    "completed": (HELD, "complete(%s, 'w', 9, p_now => %s)", {"completed_at": 10, "response": None}),
+    "failed": (
+        HELD,
+        "fail(%s, 'w', 9, 'no', p_permanent => true, p_now => %s)",
+        {"failed_at": 10, "last_error": "[PERMANENT] no"},
+    ),
+    "expired": ({"status": "pending"}, "mark_expired_messages(p_limit => sign(%s)::integer, p_now => %s)", {}),
+    "cancelled": ({"status": "pending", "attempts": 0}, "cancel(%s, p_now => %s)", {}),
+}
+
+
+@pytest.mark.parametrize("status", ENDS)
+def test_a_finished_message_arrives_with_everything_it_had(queue: Queue, status: str) -> None:
+    queue.endpoint()
+    before, end, changed = ENDS[status]
+    id = whole(queue, **before, **({"lease_until": queue.at(60)} if before is HELD else {}))
+    sent = queue.value("select to_jsonb(q) from ulak.queue q")
+    assert {name for name, cell in sent.items() if cell is None} <= {"lease_until", "locked_by"}
+
+    queue.db.execute(f"select ulak.{end}", [id, queue.at(10)])  # type: ignore[arg-type]
+
+    (archived,) = queue.column("select to_jsonb(a) from ulak.archive a")
+    assert queue.column("select id from ulak.queue") == []
+    assert archived.pop("archived_at") == as_json(queue, queue.at(10))
+    expected = {"status": status, "updated_at": queue.at(10), "locked_by": None, "lease_until": None}
+    expected |= {name: queue.at(cell) if name.endswith("_at") else cell for name, cell in changed.items()}
+    assert archived == sent | {name: as_json(queue, cell) for name, cell in expected.items()}
+
+
+def as_json(queue: Queue, value: Any) -> Any:
+    return queue.value("select to_jsonb(%s::timestamptz)", value) if isinstance(value, datetime) else value
 
 
 def test_every_column_of_the_queue_is_in_the_archive(alone: DB) -> None:
-    columns = """
-        select attname, atttypid::regtype::text from pg_attribute
-        where attrelid = %s::regclass and attnum > 0 and not attisdropped
-    """
-
-    queue = set(alone.execute(columns, ["ulak.queue"]).fetchall())
-    archived = set(alone.execute(columns, ["ulak.archive"]).fetchall())
+    queue, archived = (
+        set(alone.execute(COLUMNS, [table]).fetchall())
+        for table in ("ulak_private.deliveries", "ulak_private.archived")
+    )
 
     assert archived - queue == {("archived_at", "timestamp with time zone")}
     assert queue - archived == set()
 
 
-def test_messages_that_wait_or_are_in_flight_stay(alone: DB) -> None:
-    alone.execute(
-        """
-        insert into ulak_private.deliveries (endpoint_id, payload, updated_at, status, locked_by, lease_until)
-        values (1, '{}', %(t)s, 'pending', null, null), (1, '{}', %(t)s, 'processing', 'worker', %(t)s)
-        """,
-        {"t": LONG_AGO},
-    )
+# Idempotency keys.
 
-    assert archive(alone, 0) == 0
+FREE = "archive_completed_messages"
+KEYS = "select idempotency_key from ulak_private.idempotency_keys order by 1"
 
 
-def test_a_message_stays_until_it_has_been_done_for_long_enough(alone: DB) -> None:
-    finish(alone, at=LONG_AGO)
-    hour_later = LONG_AGO + timedelta(hours=1)
-
-    assert archive(alone, 3600, now=hour_later) == 0
-    assert archive(alone, 3600, now=hour_later + timedelta(microseconds=1)) == 1
+def deliver(queue: Queue, *keys: str, now: float = 0) -> None:
+    for key in keys:
+        queue.send(idempotency_key=key)
+        queue.complete(queue.claim_one(now=now), now=now)
 
 
-def test_without_an_age_the_setting_decides(alone: DB) -> None:
-    finish(alone, at=NOW - timedelta(seconds=100))
-    alone.execute("select ulak.configure('archive_after', '101')")
+def test_a_key_is_kept_until_its_message_was_delivered_long_enough_ago(queue: Queue) -> None:
+    queue.endpoint()
+    deliver(queue, "k", now=10)
 
-    assert archive(alone, None) == 0
-    alone.execute("select ulak.configure('archive_after', '99')")
-    assert archive(alone, None) == 1
-
-
-def test_the_oldest_go_first_and_no_more_than_asked_for(alone: DB) -> None:
-    late, early, middle = (finish(alone, at=LONG_AGO + timedelta(minutes=minute))[0] for minute in (3, 1, 2))
-
-    assert archive(alone, batch=2) == 2
-
-    assert column(alone, ARCHIVED) == sorted([early, middle])
-    assert column(alone, QUEUED) == [late]
+    assert queue.call(FREE, 100, 1000, now=queue.at(109)) == 0
+    assert queue.column(KEYS) == ["k"]
+    # It returns how many messages it moved: none, because they are in the archive already.
+    assert queue.call(FREE, 100, 1000, now=queue.at(110)) == 0
+    assert queue.column(KEYS) == []
 
 
-def test_a_locked_message_is_left_for_later(db: DB, connect: Connect) -> None:
-    locked, free = finish(db, 2, at=LONG_AGO)
-    other = connect(autocommit=False)
-    other.execute("select from ulak.queue where id = %s for update", [locked])
-    db.execute("set lock_timeout = '1s'")
+def test_without_an_age_the_setting_decides(queue: Queue) -> None:
+    queue.call("configure", "archive_after", "100")
+    queue.endpoint()
+    deliver(queue, "k")
 
-    assert archive(db) == 1
-
-    assert column(db, ARCHIVED) == [free]
-    other.rollback()
-    assert archive(db) == 1
+    for now, kept in ((99, ["k"]), (100, [])):
+        queue.db.execute(f"select ulak.{FREE}(null, 1000, %s)", [queue.at(now)])  # type: ignore[arg-type]
+        assert queue.column(KEYS) == kept
 
 
-def test_a_move_that_is_rolled_back_leaves_all_where_it_was(alone: DB) -> None:
-    ids = finish(alone, 3, at=LONG_AGO)
+def test_the_keys_that_are_free_first_go_first_and_no_more_than_asked_for(queue: Queue) -> None:
+    queue.endpoint()
+    for key, now in (("late", 3), ("early", 1), ("middle", 2)):
+        deliver(queue, key, now=now)
 
-    with alone.transaction(force_rollback=True):
-        assert archive(alone) == 3
+    queue.call(FREE, 0, 2, now=queue.at(60))
 
-    assert column(alone, QUEUED) == ids
-    assert column(alone, ARCHIVED) == []
+    assert queue.column(KEYS) == ["late"]
+
+
+def test_keys_of_messages_that_wait_or_are_in_flight_stay(queue: Queue) -> None:
+    queue.endpoint()
+    for key in ("waits", "in flight"):
+        queue.send(idempotency_key=key)
+    queue.claim_one()
+
+    queue.call(FREE, 0, 1000, now=queue.at(10**6))
+
+    assert queue.column(KEYS) == ["in flight", "waits"]
 
 
 @pytest.mark.parametrize(("older_than", "batch"), [(-1, 10), (0, 0), (0, -1), (0, None)])
 def test_nonsense_is_refused(alone: DB, older_than: int, batch: int | None) -> None:
     with pytest.raises(psycopg.errors.InvalidParameterValue), alone.transaction():
-        archive(alone, older_than, batch)
+        alone.execute("select ulak.archive_completed_messages(%s, %s)", [older_than, batch])
 
 
-@pytest.mark.parametrize("statistics", ["missing", "of an empty queue", "of a queue without finished messages"])
-def test_a_batch_never_reads_the_whole_queue_whatever_the_statistics_say(db: DB, statistics: str) -> None:
-    db.execute("alter table ulak_private.deliveries set (autovacuum_enabled = off)")
-    if statistics == "of an empty queue":
-        db.execute("analyze ulak_private.deliveries")
-    db.execute(
-        "insert into ulak_private.deliveries (endpoint_id, payload) select 1, '{}' from generate_series(1, 5000)"
-    )
-    if statistics == "of a queue without finished messages":
-        db.execute("analyze ulak_private.deliveries")
-    finish(db, 3000, at=LONG_AGO)
+@pytest.mark.parametrize("statistics", ["missing", "of no keys", "of keys in use"])
+def test_a_batch_never_reads_all_keys_whatever_the_statistics_say(db: DB, statistics: str) -> None:
+    db.execute("alter table ulak_private.idempotency_keys set (autovacuum_enabled = off)")
+    insert = """
+        insert into ulak_private.idempotency_keys (endpoint_id, idempotency_key, message_id, payload_hash, free_at, sent_by)
+        select %s, n, n, 'hash', case when %s then now() - n * interval '1 s' end, 'shop' from generate_series(1, %s) n
+    """
+    if statistics == "of no keys":
+        db.execute("analyze ulak_private.idempotency_keys")
+    db.execute(insert, [1, False, 5000])
+    if statistics == "of keys in use":
+        db.execute("analyze ulak_private.idempotency_keys")
+    db.execute(insert, [2, True, 3000])
     read = """
-        select seq_scan, seq_tup_read, idx_tup_fetch from pg_stat_xact_all_tables where relid = 'ulak_private.deliveries'::regclass
+        select seq_scan, seq_tup_read, idx_tup_fetch from pg_stat_xact_all_tables
+        where relid = 'ulak_private.idempotency_keys'::regclass
     """
 
     with db.transaction():
         before = db.execute(read).fetchone()
-        assert archive(db, batch=100) == 100
+        db.execute("select ulak.archive_completed_messages(3600, 100, now() + interval '2 hours')")
         after = db.execute(read).fetchone()
+        freed = db.execute("select 8000 - count(*) from ulak_private.idempotency_keys").fetchone()
 
     assert before is not None
     assert after is not None
     scans, rows_by_scan, rows_by_index = (now - then for then, now in zip(before, after, strict=True))
+    assert freed == (100,)
     assert (scans, rows_by_scan) == (0, 0)
     assert rows_by_index <= 200
 
 
-def test_a_batch_that_goes_on_where_the_last_one_ended_passes_no_dead_rows(db: DB, connect: Connect) -> None:
-    """While an old snapshot keeps vacuum from removing them, every batch would otherwise visit all earlier rows."""
-    finish(db, 2000, at=LONG_AGO)
-    old = connect(autocommit=False)
-    old.execute("set transaction isolation level repeatable read")
-    old.execute("select from ulak.queue limit 1")
-    batch = "select moved, reached from ulak_private.archive_batch(%s, %s, 1000, %s)"
-    moved, reached = db.execute(batch, [NOW, "-infinity", NOW]).fetchone() or (0, None)
-    assert moved == 1000
+def test_a_key_that_is_locked_is_left_for_later(db: DB, connect: Connect) -> None:
+    queue, other = Queue(db), connect(autocommit=False)
+    queue.endpoint()
+    deliver(queue, "locked", "free")
+    other.execute("select from ulak_private.idempotency_keys where idempotency_key = 'locked' for update")
+    db.execute("set lock_timeout = '1s'")
 
-    visited = "select pg_stat_get_xact_tuples_returned('ulak_private.deliveries_finished_idx'::regclass)"
-    with db.transaction():
-        before = value(db, visited)
-        db.execute(batch, [NOW, reached, NOW])
-        after = value(db, visited)
+    queue.call(FREE, 0, 1000, now=queue.at(60))
 
-    assert 1000 <= after - before <= 1001
-    assert value(db, "select count(*) from ulak.archive") == 2000
+    assert queue.column(KEYS) == ["locked"]
+    other.rollback()
+    queue.call(FREE, 0, 1000, now=queue.at(60))
+    assert queue.column(KEYS) == []

@@ -7,6 +7,7 @@ from typing import Any
 import psycopg
 import pytest
 from support.cluster import Connect
+from support.messages import insert_messages
 from support.queue import DB, Queue
 
 
@@ -154,15 +155,10 @@ def test_a_cancelled_message_is_replayed_only_if_asked_for(queue: Queue) -> None
 
 def test_an_application_may_cancel_but_not_the_events_of_operators(connect: Connect, db: DB) -> None:
     admin = Queue(db)
-    admin.endpoint("shop")
+    shop = admin.endpoint("shop")
     id = admin.send()
     # What tell_operators() makes.
-    alert = admin.value(
-        """
-        insert into ulak_private.deliveries (endpoint_id, payload, metadata)
-        select id, '{}', '{"event_type": "ulak.message.dead"}' from ulak.endpoints returning id
-        """
-    )
+    (alert,) = insert_messages(db, endpoint_id=shop, metadata={"event_type": "ulak.message.dead"})
     application = connect("ulak_application")
 
     assert application.execute("select ulak.cancel(%s)", [id]).fetchone() == (True,)

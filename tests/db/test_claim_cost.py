@@ -10,17 +10,16 @@ from support.queue import DB, Claim, Queue
 
 OTHERS = 20_000
 
-# Beside 200 messages that are due: many that are not, many that may not be claimed, many in flight, many done.
+# Beside 200 messages that are due: many that are not, many that may not be claimed, many in flight.
 LOAD = f"""
-    insert into ulak_private.deliveries (endpoint_id, payload, status, priority, next_retry_at, expires_at, locked_by, lease_until, ordering_key)
-    select e.id, '{{}}', k.status, n %% 3, k.due, k.expires, k.worker, k.lease, k.key
+    insert into ulak_private.deliveries (endpoint_id, event_id, status, priority, next_retry_at, expires_at, locked_by, lease_until, ordering_key)
+    select e.id, 0, k.status, n %% 3, k.due, k.expires, k.worker, k.lease, k.key
     from generate_series(1, {OTHERS}) n
     cross join (
         values
             ('shop', 'pending', now() + interval '7 days', now() + interval '9 days', null, null::timestamptz, null),
             ('disabled', 'pending', now(), null, null, null, null),
             ('open', 'pending', now(), null, null, null, null),
-            ('shop', 'completed', now(), null, null, null, null),
             ('other', 'processing', now(), null, 'somebody', now() + interval '1 day', null),
             ('other', 'pending', 'infinity', null, null, null, 'k')
     ) k(endpoint, status, due, expires, worker, lease, key)

@@ -198,7 +198,6 @@ def test_an_administrator_switches_an_endpoint(
 def test_an_administrator_replays_an_archived_message(browser: Browser, console: Console, queue: Queue) -> None:
     id = queue.send()
     queue.complete(queue.claim_one(endpoint="shop"))
-    queue.call("archive_completed_messages", 1, now=queue.at(10))
     log_in(browser, console, "console_admin")
 
     browser.type(".search input", str(id))

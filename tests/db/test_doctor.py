@@ -412,7 +412,7 @@ def test_a_missing_month_is_made(queue: Queue) -> None:
 def test_a_default_partition_is_emptied(queue: Queue) -> None:
     endpoint = queue.endpoint()
     queue.db.execute(
-        "insert into ulak_private.archived (id, endpoint_id, payload, created_at, status) values (1, %s, '{}', '2020-02-03Z', 'completed')",
+        "insert into ulak_private.archived (id, endpoint_id, event_id, created_at, status) values (1, %s, 0, '2020-02-03Z', 'completed')",
         [endpoint],
     )
 
@@ -792,7 +792,7 @@ def to_be_littered(db: DB) -> Queue:
     db.execute("alter table ulak_private.deliveries set (autovacuum_enabled = off)")
     queue.endpoint()
     db.execute(
-        "insert into ulak_private.deliveries (endpoint_id, payload) select id, '{}' from ulak.endpoints, generate_series(1, 5001)"
+        "insert into ulak_private.deliveries (endpoint_id, event_id) select id, 0 from ulak.endpoints, generate_series(1, 5001)"
     )
     return queue
 

@@ -107,10 +107,10 @@ class Machine(RuleBasedStateMachine):
             self.queue.db.execute("select ulak.redrive_message(%s, p_now => %s)", [id, self.now])
         self.check()
 
-    @rule(which=which)
-    def replay(self, which: int) -> None:
+    @rule(which=which, is_new=st.booleans())
+    def replay(self, which: int, is_new: bool) -> None:
         if (id := self.pick(REPLAYABLE, which)) is not None:
-            self.queue.db.execute("select ulak.replay_message(%s, p_now => %s)", [id, self.now])
+            self.queue.db.execute("select ulak.replay_message(%s, %s, %s)", [id, is_new, self.now])
         self.check()
 
     @rule(months=st.integers(0, 2))

@@ -97,8 +97,8 @@ def test_thousands_of_blocked_endpoints_do_not_starve_others(queue: Queue, other
     add_endpoints(queue, "other", "pull", "{}")
     queue.db.execute(
         """
-        insert into ulak_private.deliveries (endpoint_id, payload, priority, next_retry_at)
-        select e.id, '1', p, case when %s then %s::timestamptz else now() end
+        insert into ulak_private.deliveries (endpoint_id, event_id, priority, next_retry_at)
+        select e.id, 0, p, case when %s then %s::timestamptz else now() end
         from ulak.endpoints e, generate_series(0, %s) p where e.name like 'other%%'
         """,
         [others != "open circuits", queue.at(3600), 1 if others == "low priority" else 0],
@@ -124,7 +124,7 @@ def test_thousands_of_blocked_endpoints_do_not_starve_others(queue: Queue, other
 def test_an_external_worker_finds_its_messages_beside_a_thousand_endpoints_of_others(queue: Queue) -> None:
     add_endpoints(queue, "http", "http", '{"url": "https://a.b"}')
     queue.db.execute(
-        "insert into ulak_private.deliveries (endpoint_id, payload) select id, '1' from ulak.endpoints where protocol = 'http'"
+        "insert into ulak_private.deliveries (endpoint_id, event_id) select id, 0 from ulak.endpoints where protocol = 'http'"
     )
     queue.endpoint("last")
 

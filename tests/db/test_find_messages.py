@@ -27,10 +27,6 @@ def ids(rows: list[dict[str, Any]]) -> list[int]:
     return [row["id"] for row in rows]
 
 
-def archive(queue: Queue) -> None:
-    queue.call("archive_completed_messages", 0, 1000, now=queue.at(3600))
-
-
 def test_the_newest_come_first_up_to_the_limit(queue: Queue) -> None:
     sent = queue.send_many(5)
 
@@ -65,7 +61,6 @@ def test_in_the_archive_and_among_the_dead_letters_too(queue: Queue) -> None:
     queue.complete(queue.claim_one())
     letter = queue.bury(sent[1])
     queue.call("cancel", sent[2])
-    archive(queue)
 
     rows = find(queue, correlation_id=correlation)
 
@@ -102,7 +97,6 @@ def test_a_redriven_message_leads_on_to_its_next_cycle(queue: Queue) -> None:
 def test_the_archive_is_searched_a_day_back_unless_told_otherwise(queue: Queue) -> None:
     queue.send()
     queue.complete(queue.claim_one())
-    archive(queue)
     queue.db.execute("update ulak.archive set created_at = created_at - interval '25 hours'")
     waiting = queue.send()
     queue.db.execute("update ulak.queue set created_at = created_at - interval '25 hours' where id = %s", [waiting])

@@ -106,7 +106,6 @@ def test_an_archived_message_keeps_its_attempts(queue: Queue) -> None:
     id = queue.send()
     queue.fail(queue.claim_one(), "again", now=1)
     queue.complete(queue.claim_one(now=3), now=4)
-    queue.call("archive_completed_messages", 0, 100, now=queue.at(60))
 
     assert [row[2] for row in attempts(queue, id)] == ["failed", "delivered"]
 

@@ -305,7 +305,7 @@ def test_what_was_counted_is_found_by_its_endpoint_though_the_statistics_are_of_
     db.execute(
         "insert into ulak.endpoints (name, protocol, config) select 'e' || n, 'pull', '{}' from generate_series(1, 300) n"
     )
-    db.execute("insert into ulak_private.deliveries (endpoint_id, payload) select id, '1' from ulak.endpoints")
+    db.execute("insert into ulak_private.deliveries (endpoint_id, event_id) select id, 0 from ulak.endpoints")
     db.execute("select ulak_private.sample_backlog(p_budget => '1 hour')")
     read = "select sum(pg_stat_get_xact_tuples_returned(indexrelid)) from pg_index where indrelid = 'ulak.backlog_samples'::regclass"
 

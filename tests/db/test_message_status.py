@@ -74,10 +74,8 @@ def test_an_expired_message(queue: Queue, id: int) -> None:
 def test_an_archived_message_even_of_an_endpoint_that_is_gone(queue: Queue, id: int) -> None:
     queue.complete(queue.claim_one(), now=5)
     before = status(queue, id)
-    queue.call("archive_completed_messages", 0, 1000, now=queue.at(10))
     assert queue.value("select count(*) from ulak.queue") == 0
 
-    assert status(queue, id) == before
     queue.call("drop_endpoint", "shop")
     assert status(queue, id) == {**before, "endpoint": None}
 

@@ -29,10 +29,6 @@ def cleanup(db: DB, months: int | None, now: datetime) -> Any:
     return value(db, "select ulak.cleanup_old_archive_partitions(%s, %s)", months, now)
 
 
-def archive_all(db: DB, now: datetime) -> Any:
-    return value(db, "select ulak.archive_completed_messages(0, 100000, %s)", now + timedelta(days=1))
-
-
 def partition_of(db: DB, message: int) -> Any:
     return value(db, "select tableoid::regclass::text from ulak_private.archived where id = %s", message)
 
@@ -118,7 +114,6 @@ def test_months_begin_at_midnight_utc_wherever_the_session_is(empty: DB, zone: s
 def test_the_last_instant_of_a_month_and_the_first_of_the_next_are_kept_apart(empty: DB) -> None:
     maintain(empty, month(2031, 2))
     last, first = (finish(empty, at=at)[0] for at in (month(2031, 3) - timedelta(microseconds=1), month(2031, 3)))
-    archive_all(empty, month(2031, 3))
 
     assert partition_of(empty, last) == "ulak_private.archive_2031_02"
     assert partition_of(empty, first) == "ulak_private.archive_2031_03"
@@ -137,9 +132,8 @@ def test_each_month_s_end_makes_one_more_month(empty: DB) -> None:
 
 def test_months_without_maintenance_are_made_up_for_and_the_default_is_emptied(empty: DB) -> None:
     maintain(empty, month(2030, 1), ahead=0)
-    # Maintenance is off from February to April; something else archives on.
+    # Maintenance is off from February to April; workers archive on.
     messages = {at: finish(empty, 2, at=at) for at in (month(2030, n, 10) for n in (1, 2, 3, 4))}
-    assert archive_all(empty, month(2030, 4, 11)) == 8
     assert value(empty, "select count(*) from ulak_private.archive_default") == 6
 
     assert maintain(empty, month(2030, 5)) == 7
@@ -153,7 +147,6 @@ def test_months_without_maintenance_are_made_up_for_and_the_default_is_emptied(e
 def test_rows_of_a_far_month_in_the_default_get_their_month(empty: DB) -> None:
     old = finish(empty, at=month(2030, 6), created_at=month(1999, 12, 31, 23))[0]
     new = finish(empty, at=month(2030, 6), created_at=month(2050, 1))[0]
-    archive_all(empty, month(2030, 6))
     before = column(empty, "select to_jsonb(a) from ulak.archive a order by id")
 
     maintain(empty, month(2030, 6), ahead=0)
@@ -166,7 +159,6 @@ def test_rows_of_a_far_month_in_the_default_get_their_month(empty: DB) -> None:
 
 def test_a_month_made_from_the_default_is_like_any_other(empty: DB) -> None:
     finish(empty, at=month(2030, 6))
-    archive_all(empty, month(2030, 6))
 
     maintain(empty, month(2030, 6), ahead=1)
 
@@ -206,12 +198,11 @@ def test_a_table_in_the_way_is_an_error_that_says_how_to_fix_it(empty: DB) -> No
 
 def test_writers_of_existing_months_go_on_while_months_are_made(bare: DB, connect: Connect) -> None:
     maintain(bare, month(2030, 1), ahead=0)
-    finish(bare, at=month(2030, 1))
     maintenance = connect(autocommit=False)
     maintain(maintenance, month(2030, 2))
     bare.execute("set lock_timeout = '1s'")
 
-    assert archive_all(bare, month(2030, 1)) == 1
+    finish(bare, at=month(2030, 1))
 
     maintenance.commit()
     assert len(column(bare, PARTITIONS)) == 5
@@ -219,7 +210,6 @@ def test_writers_of_existing_months_go_on_while_months_are_made(bare: DB, connec
 
 def test_making_a_month_gives_up_soon_while_the_archive_is_being_read(bare: DB, connect: Connect) -> None:
     finish(bare, at=month(2030, 1))
-    archive_all(bare, month(2030, 1))
     reader = connect(autocommit=False)
     reader.execute("select count(*) from ulak.archive")
 
@@ -338,8 +328,8 @@ def test_a_million_messages_of_ten_months_need_a_fortieth_of_a_b_tree(bare: DB) 
         bare.execute(f"drop index ulak_private.{name}_id_idx")  # type: ignore[arg-type]
     bare.execute(
         """
-        insert into ulak_private.archived (id, endpoint_id, message_id, status, created_at, payload)
-        select n, 1, '00000000-0000-0000-0000-000000000000', 'completed', '2030-01-01Z'::timestamptz + n * interval '26 s', '{}'
+        insert into ulak_private.archived (id, endpoint_id, event_id, message_id, status, created_at)
+        select n, 1, 0, '00000000-0000-0000-0000-000000000000', 'completed', '2030-01-01Z'::timestamptz + n * interval '26 s'
         from generate_series(0, 999999) n
         """
     )

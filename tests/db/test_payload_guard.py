@@ -18,7 +18,7 @@ def id(queue: Queue) -> int:
     [
         ("ulak_private.events", "payload = '{\"amount\": 2}'"),
         ("ulak_private.events", "headers = '{}'"),
-        ("ulak_private.deliveries", "payload = '{\"amount\": 2}', priority = 1"),
+        ("ulak_private.deliveries", "message_id = gen_random_uuid(), priority = 1"),
         ("ulak.queue", "message_id = gen_random_uuid(), priority = 1"),
     ],
 )
@@ -41,9 +41,18 @@ def test_the_payload_can_not_be_changed_through_a_view(queue: Queue, id: int) ->
             queue.db.execute(f"update ulak.{view} set payload = '2'")  # type: ignore[arg-type]
 
 
-def test_an_update_that_names_the_payload_is_refused_even_if_it_keeps_it(queue: Queue, id: int) -> None:
+@pytest.mark.parametrize(
+    ("table", "change"),
+    [
+        ("ulak_private.events", "payload = payload"),
+        ("ulak_private.deliveries", "message_id = message_id, priority = 1"),
+    ],
+)
+def test_an_update_that_names_what_was_sent_is_refused_even_if_it_keeps_it(
+    queue: Queue, id: int, table: str, change: str
+) -> None:
     with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState), queue.db.transaction():
-        queue.db.execute("update ulak_private.deliveries set payload = payload, priority = 1")
+        queue.db.execute(f"update {table} set {change}")  # type: ignore[arg-type]
 
 
 def test_the_guard_ignores_updates_of_other_columns(queue: Queue, id: int) -> None:

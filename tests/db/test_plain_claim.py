@@ -10,28 +10,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from support.cluster import Cluster
+from support.messages import insert_messages
 from support.queue import DB, Queue
 
 # A session that has read the settings, as a worker does, takes the general way.
 GENERAL = "select set_config('ulak_private.settings', (select fingerprint from ulak_private.session_settings), true)"
-
-INSERT = """
-    with event as (
-        insert into ulak_private.events (id, created_at, payload, headers, metadata)
-        select nextval('ulak.queue_id_seq'), %(created_at)s::timestamptz, '{"from": "event"}', %(headers)s::jsonb, '{"m": 1}'
-        returning id, created_at
-    )
-    insert into ulak_private.deliveries (
-        id, endpoint_id, payload, headers, priority, ordering_key, idempotency_key, generation, next_retry_at, expires_at,
-        created_at, status, attempts, retry_count, locked_by, lease_until, event_id
-    )
-    select
-        e.id, %(endpoint)s, case when %(is_old)s then '{"own": true}'::jsonb end, case when %(is_old)s then %(headers)s::jsonb end,
-        %(priority)s, %(key)s::text, %(idempotency_key)s::text, %(generation)s::bigint, %(due)s::timestamptz, %(expires)s::timestamptz, e.created_at, %(status)s::text, %(attempts)s::integer,
-        %(attempts)s::integer, case when %(status)s::text = 'processing' then %(worker)s::text end, case when %(status)s::text = 'processing' then %(lease)s::timestamptz end, e.id
-    from event e
-    returning id
-"""
 
 STATE = """
     select jsonb_agg(to_jsonb(s) order by s.id), 'deliveries' from ulak_private.deliveries s
@@ -52,7 +35,6 @@ class Message:
     due: int
     expires: int | None
     days_old: int
-    is_old: bool
     is_traced: bool
     # Null: it waits. Otherwise a worker has it, until then.
     worker: str | None
@@ -70,7 +52,6 @@ messages = st.builds(
     due=st.sampled_from([-100, -50, -50, -1, 0, 1, 100]),
     expires=st.sampled_from([None, None, None, None, -5, 50]),
     days_old=st.sampled_from([0, 0, 0, 40]),
-    is_old=st.sampled_from([False, False, True]),
     is_traced=st.sampled_from([False, False, True]),
     worker=st.sampled_from([None, None, None, "w", "w", "x"]),
     lease=st.sampled_from([-2, 100, 100, 100]),
@@ -86,7 +67,6 @@ plain_messages = st.builds(
     due=st.sampled_from([-100, -50, 0, 1]),
     expires=st.none(),
     days_old=st.sampled_from([0, 40]),
-    is_old=st.booleans(),
     is_traced=st.booleans(),
     worker=st.sampled_from([None, None, None, "w"]),
     lease=st.just(100),
@@ -139,27 +119,27 @@ def fill(queue: Queue, waiting: list[Message], endpoint: str) -> list[tuple[int,
         queue.db.execute(f"update ulak.endpoints set {endpoint}")  # type: ignore[arg-type]
     rows = []
     for number, each in enumerate(waiting):
-        values = {
-            "endpoint": id,
-            "created_at": queue.at(-each.days_old * 86400 - 200),
-            "headers": '{"traceparent": "00-11111111111111111111111111111111-2222222222222222-01"}'
+        (message,) = insert_messages(
+            queue.db,
+            created_at=queue.at(-each.days_old * 86400 - 200),
+            headers={"traceparent": "00-11111111111111111111111111111111-2222222222222222-01"}
             if each.is_traced
             else None,
-            "is_old": each.is_old,
-            "priority": each.priority,
-            "key": each.key,
-            "idempotency_key": f"i{number}" if each.is_identified else None,
-            "generation": each.generation,
-            "due": queue.at(each.due),
-            "expires": None if each.expires is None else queue.at(each.expires),
-            "status": "processing" if each.worker else "pending",
-            "attempts": each.attempts,
-            "worker": each.worker,
-            "lease": queue.at(each.lease),
-        }
-        row = queue.db.execute(INSERT, values).fetchone()
-        assert row is not None
-        rows.append((int(row[0]), each))
+            metadata={"m": 1},
+            endpoint_id=id,
+            priority=each.priority,
+            ordering_key=each.key,
+            idempotency_key=f"i{number}" if each.is_identified else None,
+            generation=each.generation,
+            next_retry_at=queue.at(each.due),
+            expires_at=None if each.expires is None else queue.at(each.expires),
+            status="processing" if each.worker else "pending",
+            attempts=each.attempts,
+            retry_count=each.attempts,
+            locked_by=each.worker,
+            lease_until=queue.at(each.lease) if each.worker else None,
+        )
+        rows.append((message, each))
     return rows
 
 

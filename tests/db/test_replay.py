@@ -7,8 +7,10 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.sql import SQL
 from support.cluster import Connect
 from support.finished import column, finish, value
+from support.messages import insert_messages
 from support.queue import Queue
 from support.sessions import Running, wait_until_blocked
 
@@ -29,9 +31,7 @@ def add_endpoint(db: DB, name: str = "shop") -> Any:
 
 
 def archived(db: DB, count: int = 1, *, at: datetime = JANUARY, **options: Any) -> list[int]:
-    ids = finish(db, count, at=at, **options)
-    assert value(db, "select ulak.archive_completed_messages(0, 100000, %s)", at + timedelta(days=1)) == count
-    return ids
+    return finish(db, count, at=at, **options)
 
 
 def replay(db: DB, archive_id: int, **options: Any) -> Any:
@@ -52,32 +52,43 @@ def payloads(db: DB) -> list[int]:
 
 
 def test_a_replayed_message_is_a_new_one_with_the_old_content(alone: DB) -> None:
-    alone.execute(
-        """
-        insert into ulak_private.archived (
-            id, endpoint_id, message_id, status, created_at, attempts, retry_count, priority, correlation_id, generation,
-            payload, last_error, headers, metadata, response, idempotency_key, payload_hash, scheduled_at, expires_at,
-            completed_at, locked_by, lease_until, failure_history
-        )
-        values (
-            77, 1, gen_random_uuid(), 'completed', %(t)s, 3, 2, 5, gen_random_uuid(), 9,
-            '{"n": 1}', '[RETRYABLE] no', '{"x-a": "b"}', '{"c": 3}', '{"d": 4}', 'key', 'hash', %(t)s, %(t)s,
-            %(t)s, 'worker', %(t)s, '[{"attempts": 7}]'
-        )
-        """,
-        {"t": JANUARY},
+    (id,) = insert_messages(
+        alone,
+        table="archived",
+        created_at=JANUARY,
+        endpoint_id=1,
+        status="completed",
+        attempts=3,
+        retry_count=2,
+        priority=5,
+        correlation_id=SQL("gen_random_uuid()"),
+        generation=9,
+        last_error="[RETRYABLE] no",
+        headers={"x-a": "b"},
+        metadata={"c": 3},
+        sent_by="bank",
+        max_retries=6,
+        response={"d": 4},
+        idempotency_key="key",
+        payload_hash="hash",
+        scheduled_at=JANUARY,
+        expires_at=JANUARY,
+        completed_at=JANUARY,
+        locked_by="worker",
+        lease_until=JANUARY,
+        failure_history=[{"attempts": 7}],
     )
-    old = value(alone, "select to_jsonb(a) from ulak.archive a where id = 77")
+    old = value(alone, "select to_jsonb(a) from ulak.archive a")
 
-    new_id = replay(alone, 77, p_now=NOW)
+    new_id = replay(alone, id, p_now=NOW)
 
     new = value(alone, "select to_jsonb(q) from ulak.queue q")
     kept = [
         "endpoint_id", "message_id", "priority", "correlation_id", "generation", "payload", "headers", "metadata",
-        "failure_history",
+        "sent_by", "max_retries", "failure_history",
     ]  # fmt: skip
     assert {name: new.pop(name) for name in kept} == {name: old[name] for name in kept}
-    assert (new.pop("id"), new.pop("made_from")) == (new_id, 77)
+    assert (new.pop("id"), new.pop("made_from")) == (new_id, id)
     assert new.pop("status") == "pending"
     assert {new.pop("attempts"), new.pop("retry_count")} == {0}
     times = {new.pop(name) for name in ("created_at", "updated_at", "next_retry_at")}
@@ -107,30 +118,57 @@ def test_a_replay_keeps_the_message_id_unless_a_new_one_is_asked_for(alone: DB) 
     assert value(alone, message_id, other) != old
 
 
-def test_a_replay_keeps_the_events_id_unless_a_new_message_id_is_asked_for(alone: DB) -> None:
-    (id,) = archived(alone)
-    alone.execute("""update ulak_private.archived set headers = '{"ulak-event-id": "e", "ulak-event-type": "sold"}'""")
+def test_a_replay_is_of_the_same_event_unless_a_new_message_id_is_asked_for(alone: DB) -> None:
+    body = {"payload": {"n": 1}, "metadata": {"m": 2}, "sent_by": "bank", "max_retries": 3}
+    headers = {"ulak-event-id": "e", "ulak-event-type": "sold"}
+    (id,) = insert_messages(
+        alone, table="archived", created_at=JANUARY, endpoint_id=1, status="completed", headers=headers, **body
+    )
 
     same, other = replay(alone, id), replay(alone, id, p_new_message_id=True)
+    # From the event of the second one, in another month.
+    alone.execute("select ulak.cancel(%s)", [other])
+    again, third = replay(alone, other), replay(alone, other, p_new_message_id=True)
 
-    headers = "select headers from ulak.queue where id = %s"
-    assert value(alone, headers, same) == {"ulak-event-id": "e", "ulak-event-type": "sold"}
-    assert value(alone, headers, other) == {"ulak-event-type": "sold"}
+    of = "select event_id, event_created_at from ulak_private.deliveries where id = %s"
+    assert alone.execute(of, [same]).fetchone() == (id, JANUARY)
+    sent_at = value(alone, "select created_at from ulak.archive where id = %s", other)
+    assert alone.execute(of, [again]).fetchone() == (other, sent_at)
+    assert alone.execute(of, [third]).fetchone() == (third, None)
+    # Receivers of CloudEvents drop duplicates by the event's id.
+    own = {"ulak-event-type": "sold"}
+    for message, expected in ((same, headers), (other, own), (again, own), (third, own)):
+        (found,) = alone.execute("select to_jsonb(m) from ulak.messages m where id = %s", [message]).fetchone() or ({},)
+        assert {name: found[name] for name in body} == body
+        assert found["headers"] == expected
+
+
+def test_messages_of_a_range_that_get_new_message_ids_have_an_event_each(alone: DB) -> None:
+    archived(alone, 3)
+
+    assert replay_range(alone, p_new_message_id=True) == 3
+
+    assert payloads(alone) == [1, 2, 3]
+    own = "select event_id = id and event_created_at is null from ulak_private.deliveries"
+    assert column(alone, own) == [True] * 3
 
 
 def test_a_failed_cycle_becomes_part_of_the_history(alone: DB) -> None:
-    alone.execute(
-        """
-        insert into ulak_private.archived (
-            id, endpoint_id, status, created_at, payload, attempts, retry_count, last_error, first_failed_at, failed_at,
-            failure_history
-        )
-        values (78, 1, 'failed', %(t)s, '{}', 4, 3, '[PERMANENT] no', %(t)s, %(t)s, '[{"attempts": 7}]')
-        """,
-        {"t": JANUARY},
+    (id,) = insert_messages(
+        alone,
+        table="archived",
+        created_at=JANUARY,
+        endpoint_id=1,
+        status="failed",
+        attempts=4,
+        retry_count=3,
+        last_error="[PERMANENT] no",
+        first_failed_at=JANUARY,
+        failed_at=JANUARY,
+        failure_history=[{"attempts": 7}],
     )
 
-    replay(alone, 78, p_now=NOW)
+    replay(alone, id, p_now=NOW)
 
     first, second = value(alone, "select failure_history from ulak.queue")
     assert first == {"attempts": 7}
@@ -151,7 +189,7 @@ def test_a_replay_is_in_the_event_log(alone: DB) -> None:
 
 
 def test_a_message_that_is_not_archived_is_an_error_that_says_where_it_is(alone: DB) -> None:
-    alone.execute("insert into ulak_private.deliveries (id, endpoint_id, payload) values (5, 1, '{}')")
+    alone.execute("insert into ulak_private.deliveries (id, endpoint_id, event_id) values (5, 1, 0)")
     found = {}
     for id in (4, 5):
         with pytest.raises(psycopg.errors.NoDataFound) as caught, alone.transaction():
@@ -161,17 +199,6 @@ def test_a_message_that_is_not_archived_is_an_error_that_says_where_it_is(alone:
     assert "no such message" in (found[4][0] or "")
     assert "in the queue, pending" in (found[5][0] or "")
     assert all(hint for _, hint in found.values())
-
-
-def test_what_0_2_0_finished_and_left_in_the_queue_is_replayed_too(alone: DB) -> None:
-    (first,) = finish(alone, at=JANUARY, created_at=JANUARY)
-    finish(alone, 1500, at=JANUARY, created_at=JANUARY)
-
-    assert replay_range(alone, p_dry_run=True) == 1501
-    assert value(alone, "select count(*) from ulak.archive") == 0
-    assert value(alone, "select status from ulak.queue where id = %s", replay(alone, first)) == "pending"
-    assert replay_range(alone) == 1501
-    assert value(alone, "select count(*) from ulak_private.deliveries where status <> 'pending'") == 0
 
 
 def test_messages_of_a_dropped_endpoint_cannot_be_replayed(alone: DB) -> None:
@@ -304,25 +331,26 @@ def test_a_replay_of_one_month_reads_one_partition(alone: DB) -> None:
     assert [name for name in sorted(after) if after[name] > before.get(name, 0)] == ["archive_2030_04"]
 
 
-def test_a_replay_reads_each_message_a_few_times_whatever_the_statistics_say(db: DB) -> None:
+@pytest.mark.parametrize("is_new", [False, True])
+def test_a_replay_reads_each_message_a_few_times_whatever_the_statistics_say(db: DB, is_new: bool) -> None:
     """Without statistics the planner would go through the month once per message."""
     add_endpoint(db)
     db.execute("select ulak.maintain_archive_partitions(0, %s)", [JANUARY])
-    db.execute("alter table ulak_private.archive_2030_01 set (autovacuum_enabled = off)")
+    for table in ("archive", "events"):
+        db.execute(f"alter table ulak_private.{table}_2030_01 set (autovacuum_enabled = off)")  # type: ignore[arg-type]
     archived(db, 20_000)
 
     with db.transaction():
-        assert replay_range(db, p_limit=200) == 200
-        read = value(
-            db,
-            """
-            select seq_tup_read + idx_tup_fetch from pg_stat_xact_all_tables
-            where relid = 'ulak_private.archive_2030_01'::regclass
-            """,
+        assert replay_range(db, p_limit=200, p_new_message_id=is_new) == 200
+        read = dict(
+            db.execute(
+                "select relname::text, seq_tup_read + idx_tup_fetch from pg_stat_xact_all_tables where relname ~ '_2030_01$'"
+            ).fetchall()
         )
 
     # The month once, to find them.
-    assert read <= 20_000 + 4 * 200
+    assert read["archive_2030_01"] <= 20_000 + 4 * 200
+    assert read["events_2030_01"] <= 4 * 200
 
 
 def test_replayed_messages_of_a_key_go_one_by_one_behind_those_that_wait(alone: DB) -> None:
@@ -348,13 +376,7 @@ def test_a_replayed_head_of_a_key_is_due_at_once(alone: DB) -> None:
 
 
 def test_a_replay_of_many_keys_takes_no_room_in_the_servers_lock_table(alone: DB) -> None:
-    alone.execute(
-        """
-        insert into ulak_private.archived (id, endpoint_id, status, created_at, payload, ordering_key)
-        select n, 1, 'completed', %s, '{}', 'key ' || n from generate_series(1, 1700) n
-        """,
-        [JANUARY],
-    )
+    archived(alone, 1700, ordering_key=SQL("'key ' || n"))
 
     with alone.transaction():
         assert replay_range(alone) == 1700
@@ -397,23 +419,20 @@ def test_an_endpoint_cannot_be_dropped_under_a_replay(db: DB, connect: Connect) 
 EVERYTHING = ("-infinity", "infinity")
 
 
-def bury_and_archive(queue: Queue, payload: Any) -> tuple[int, int]:
+def bury(queue: Queue, payload: Any) -> tuple[int, int]:
     """The ids of a message and of its dead letter."""
     id = queue.send(payload=payload)
-    letter = queue.bury(id)
-    queue.call("archive_completed_messages", 0, 1000, now=queue.at(3600))
-    return id, letter
+    return id, queue.bury(id)
 
 
 def deliver(queue: Queue) -> None:
     for claim in queue.claim(100, now=10):
         queue.complete(claim, now=11)
-    queue.call("archive_completed_messages", 0, 1000, now=queue.at(3600))
 
 
 def test_a_message_whose_dead_letter_was_redriven_is_replayed_once(queue: Queue) -> None:
     queue.endpoint()
-    _, letter = bury_and_archive(queue, {"n": 1})
+    _, letter = bury(queue, {"n": 1})
     queue.call("redrive_message", letter)
     deliver(queue)
     assert queue.column("select status from ulak.archive order by id") == ["failed", "completed"]
@@ -425,7 +444,7 @@ def test_a_message_whose_dead_letter_was_redriven_is_replayed_once(queue: Queue)
 
 def test_a_message_whose_redriven_copy_is_under_way_is_not_replayed(queue: Queue) -> None:
     queue.endpoint()
-    _, letter = bury_and_archive(queue, {"n": 1})
+    _, letter = bury(queue, {"n": 1})
     queue.call("redrive_message", letter)
 
     assert queue.call("replay_range", "shop", *EVERYTHING, status="failed") == 0
@@ -433,7 +452,7 @@ def test_a_message_whose_redriven_copy_is_under_way_is_not_replayed(queue: Queue
 
 def test_once_although_the_dead_letter_is_deleted(queue: Queue) -> None:
     queue.endpoint()
-    _, letter = bury_and_archive(queue, {"n": 1})
+    _, letter = bury(queue, {"n": 1})
     queue.call("redrive_message", letter)
     deliver(queue)
     queue.db.execute("delete from ulak.dlq")
@@ -453,8 +472,8 @@ def test_what_was_replayed_before_is_replayed_once(queue: Queue) -> None:
 
 def test_a_discarded_letter_is_not_replayed_with_a_range_but_by_itself(queue: Queue) -> None:
     queue.endpoint()
-    id, _ = bury_and_archive(queue, {"n": 1})
-    bury_and_archive(queue, {"n": 2})
+    id, _ = bury(queue, {"n": 1})
+    bury(queue, {"n": 2})
     queue.rows("select * from ulak.discard('shop', p_filter => '$ ? (@.n == 1)')")
 
     assert queue.call("replay_range", "shop", *EVERYTHING) == 1
@@ -477,7 +496,7 @@ def test_a_range_goes_to_another_endpoint(queue: Queue) -> None:
     other = queue.endpoint("other")
     queue.send(payload={"n": 1}, ordering_key="k")
     deliver(queue)
-    _, letter = bury_and_archive(queue, {"n": 2})
+    _, letter = bury(queue, {"n": 2})
 
     assert queue.call("replay_range", "shop", *EVERYTHING, to="other", dry_run=True) == 2
     assert queue.call("replay_range", "shop", *EVERYTHING, to="other") == 2
@@ -521,7 +540,7 @@ def test_a_filter_picks_what_is_replayed(queue: Queue) -> None:
 
 def test_a_replay_of_a_dead_letter_counts_as_its_redrive(queue: Queue) -> None:
     queue.endpoint()
-    id, letter = bury_and_archive(queue, {"n": 1})
+    id, letter = bury(queue, {"n": 1})
 
     new_id = queue.call("replay_message", id, now=queue.at(50))
 
@@ -536,7 +555,7 @@ def test_a_replay_of_a_dead_letter_counts_as_its_redrive(queue: Queue) -> None:
 def test_a_replayed_range_marks_the_letters_of_its_messages(queue: Queue) -> None:
     queue.endpoint()
     for n in range(3):
-        bury_and_archive(queue, {"n": n})
+        bury(queue, {"n": n})
 
     assert queue.call("replay_range", "shop", *EVERYTHING) == 3
 
@@ -549,8 +568,8 @@ def test_a_replayed_range_marks_the_letters_of_its_messages(queue: Queue) -> Non
 
 def test_a_letter_that_was_redriven_or_replayed_is_not_replayed(queue: Queue) -> None:
     queue.endpoint()
-    redriven, letter = bury_and_archive(queue, {"n": 1})
-    discarded, _ = bury_and_archive(queue, {"n": 2})
+    redriven, letter = bury(queue, {"n": 1})
+    discarded, _ = bury(queue, {"n": 2})
     new_id = queue.call("redrive_message", letter)
     queue.rows("select * from ulak.discard('shop', p_filter => '$ ? (@.n == 2)')")
     queue.call("replay_message", discarded)

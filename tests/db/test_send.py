@@ -251,7 +251,7 @@ def test_a_key_is_free_again_when_its_message_has_expired(queue: Queue) -> None:
     assert queue.send(payload=2, idempotency_key="k") != first
 
 
-def test_a_key_is_free_again_when_its_message_is_archived(queue: Queue) -> None:
+def test_a_key_of_a_delivered_message_can_be_freed_before_its_time(queue: Queue) -> None:
     first = queue.send(payload=1, idempotency_key="k")
     queue.complete(queue.claim_one())
     queue.call("archive_completed_messages", 0, 1000, now=queue.at(1))

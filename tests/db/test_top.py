@@ -66,7 +66,7 @@ def test_what_waits_and_what_is_in_flight_are_counted(queue: Queue) -> None:
 def test_a_long_backlog_is_an_estimate_of_the_last_minute(queue: Queue) -> None:
     queue.endpoint()
     queue.db.execute(
-        "insert into ulak_private.deliveries (endpoint_id, payload) select id, '{}' from ulak.endpoints, generate_series(1, 10050)"
+        "insert into ulak_private.deliveries (endpoint_id, event_id) select id, 0 from ulak.endpoints, generate_series(1, 10050)"
     )
     assert row(queue)["waiting"].strip() == ">10,000"
 
@@ -80,8 +80,8 @@ def test_ten_thousand_messages_and_dead_letters_are_counted_exactly_however_they
         queue.endpoint(f"e{n}")
     queue.db.execute(
         """
-        insert into ulak_private.deliveries (endpoint_id, payload)
-        select id, '{}' from ulak.endpoints, generate_series(1, case when name = 'e7' then 2103 else 1 end)
+        insert into ulak_private.deliveries (endpoint_id, event_id)
+        select id, 0 from ulak.endpoints, generate_series(1, case when name = 'e7' then 2103 else 1 end)
         """
     )
     queue.value("select ulak_private.sample_backlog(%s)", queue.base)
@@ -90,8 +90,8 @@ def test_ten_thousand_messages_and_dead_letters_are_counted_exactly_however_they
     queue.db.execute(
         """
         insert into ulak_private.letters (original_message_id, endpoint_id, endpoint_name, protocol, message_id, original_created_at,
-            failed_at, attempts, retry_count, priority, payload)
-        select n, id, name, 'pull', gen_random_uuid(), now(), now(), 1, 0, 0, '{}'
+            failed_at, attempts, retry_count, priority, event_id)
+        select n, id, name, 'pull', gen_random_uuid(), now(), now(), 1, 0, 0, 0
         from ulak.endpoints, generate_series(1, 1891) n where name = 'e7'
         """
     )
@@ -109,8 +109,8 @@ def test_what_small_backlogs_leave_over_counts_the_larger_ones(queue: Queue) -> 
         queue.endpoint(f"e{n}")
     queue.db.execute(
         """
-        insert into ulak_private.deliveries (endpoint_id, payload)
-        select id, '{}' from ulak.endpoints,
+        insert into ulak_private.deliveries (endpoint_id, event_id)
+        select id, 0 from ulak.endpoints,
             generate_series(1, case name when 'e7' then 2103 when 'e8' then 12000 else 1 end)
         """
     )
@@ -125,7 +125,7 @@ def test_the_oldest_of_a_long_backlog_is_known_though_it_was_retried(queue: Queu
     queue.send()
     queue.fail(queue.claim_one(), now=0)
     queue.db.execute(
-        "insert into ulak_private.deliveries (endpoint_id, payload, next_retry_at) select id, '{}', %s from ulak.endpoints, generate_series(1, 10001)",
+        "insert into ulak_private.deliveries (endpoint_id, event_id, next_retry_at) select id, 0, %s from ulak.endpoints, generate_series(1, 10001)",
         [queue.at(600)],
     )
     queue.value("select ulak_private.sample_backlog(%s)", queue.at(600))
@@ -337,7 +337,7 @@ def test_a_message_behind_its_ordering_key_is_not_due_now_though_no_claim_has_me
 def test_a_schedule_is_counted_up_to_a_bound(queue: Queue) -> None:
     queue.endpoint()
     queue.db.execute(
-        "insert into ulak_private.deliveries (endpoint_id, payload, next_retry_at) select id, '{}', %s + n * interval '1 ms' from ulak.endpoints, generate_series(1, 5100) n",
+        "insert into ulak_private.deliveries (endpoint_id, event_id, next_retry_at) select id, 0, %s + n * interval '1 ms' from ulak.endpoints, generate_series(1, 5100) n",
         [queue.at(-60)],
     )
 

@@ -107,8 +107,8 @@ class Machine(RuleBasedStateMachine):
         due = self.now + delay
         rows = self.queue.db.execute(
             """
-            insert into ulak_private.deliveries (endpoint_id, payload, priority, ordering_key, next_retry_at, created_at)
-            select e, '1', %(priority)s, %(key)s, %(due)s, %(due)s
+            insert into ulak_private.deliveries (endpoint_id, event_id, priority, ordering_key, next_retry_at, created_at)
+            select e, 0, %(priority)s, %(key)s, %(due)s, %(due)s
             from unnest(%(endpoints)s::bigint[]) e, generate_series(1, %(count)s) order by e
             returning id, endpoint_id
             """,

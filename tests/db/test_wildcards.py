@@ -126,15 +126,8 @@ def test_a_star_elsewhere_is_refused(queue: Queue, pattern: str) -> None:
     assert str(refusal.message_hint).startswith("Such as: order.*")
 
 
-def test_a_new_event_type_has_no_star_and_an_old_one_is_subscribed_to_by_its_name(queue: Queue) -> None:
+def test_an_event_type_has_no_star(queue: Queue) -> None:
     assert queue.refuses("create_event_type", "order.*").sqlstate == "22023"
-    queue.db.execute("insert into ulak.event_types (name) values ('order.*')")
-
-    queue.call("subscribe", "order.*", "a")
-
-    assert reached(queue, "order.placed") == []
-    assert reached(queue, "order.*") == ["a"]
-    assert queue.call("unsubscribe", "order.*", "a") == 1
 
 
 def test_events_of_ulak_itself_need_a_pattern_that_names_them(queue: Queue) -> None:

@@ -9,11 +9,13 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.sql import SQL
 from psycopg.types.json import Jsonb
 from support import brokers
 from support.brokers import PROTOCOLS
 from support.cluster import Cluster, Connect
 from support.errors import refused
+from support.messages import insert_messages
 from support.mosquitto import Mosquitto
 from support.node import Held
 from support.receiver import Answer, Receiver
@@ -24,8 +26,6 @@ DB = psycopg.Connection[Any]
 SEND = "select ulak.send('shop', '1', p_headers => %s)"
 OTHER_DOTS = "must be percent-encoded UTF-8, without characters that pass for a dot or a slash"
 SIGV4 = {"type": "aws_sigv4", "access_key": "a", "secret_key": "b", "region": "eu-west-1", "service": "sqs"}
-# Behind the gate's back: such a message may have been sent before there was one.
-INSERT = "insert into ulak_private.deliveries (endpoint_id, payload, metadata) values (%s, %s, %s) returning id"
 # Each number is a few bytes in jsonb, and 131,072 digits as text.
 VAST = '{"numbers": [' + ",".join(["1e131071"] * 9000) + "]}"
 # Its text has more digits than Python reads of a number.
@@ -417,7 +417,8 @@ def great_depth() -> tuple[int, bool]:
 def test_a_message_of_more_than_a_gigabyte_fails_alone(site: Site, receiver: Receiver) -> None:
     endpoint = site.http("shop", receiver.url)
     before = site.send("shop")
-    vast = site.value(INSERT, endpoint, "1", VAST)
+    # Past the checks of send().
+    (vast,) = insert_messages(site.db, endpoint_id=endpoint, metadata=VAST)
     behind = site.send("shop")
 
     worker = site.start()
@@ -453,7 +454,7 @@ def test_metadata_that_is_too_deep_fails_alone_also_in_a_batch(site: Site, recei
     # For those that read deeper than PostgreSQL writes by default.
     site.db.execute("set max_stack_depth = '7MB'")
     depth, is_readable = great_depth()
-    deep = site.value(INSERT, endpoint, "1", nested(depth))
+    (deep,) = insert_messages(site.db, endpoint_id=endpoint, metadata=nested(depth))
     behind = site.send("shop", metadata={"event_type": "b"})
 
     worker = site.start()
@@ -526,15 +527,10 @@ def unencoded(site_in: Callable[[str], Site]) -> Site:
 
 
 def insert_broken(site: Site, endpoint: int, column: str) -> int:
-    value = "convert_from('\\xff', 'SQL_ASCII')"
-    value = value if column == "ordering_key" else f"jsonb_build_object('x', {value})"
-    columns = {"payload": "'1'", "headers": "null", "metadata": "null", "ordering_key": "null", column: value}
-    names, values = ", ".join(columns), ", ".join(columns.values())
-    return int(
-        site.value(
-            f"insert into ulak_private.deliveries (endpoint_id, {names}) values ({endpoint}, {values}) returning id"
-        )
-    )
+    value = SQL("convert_from('\\xff', 'SQL_ASCII')")
+    broken = value if column == "ordering_key" else SQL("jsonb_build_object('x', {})").format(value)
+    (id,) = insert_messages(site.db, endpoint_id=endpoint, **{column: broken})
+    return id
 
 
 @pytest.mark.parametrize("column", ["payload", "headers", "metadata", "ordering_key"])

@@ -43,8 +43,8 @@ def maintain(queue: Queue) -> None:
 
 def sweep(queue: Queue) -> None:
     queue.db.execute("""
-        insert into ulak_private.deliveries (endpoint_id, payload, status, attempts, locked_by, lease_until)
-        select e.id, '1', 'processing', 1, 'gone', now() - interval '1 hour' from ulak.endpoints e where e.name = 'limited'
+        insert into ulak_private.deliveries (endpoint_id, event_id, status, attempts, locked_by, lease_until)
+        select e.id, 0, 'processing', 1, 'gone', now() - interval '1 hour' from ulak.endpoints e where e.name = 'limited'
     """)
 
     queue.db.execute("select ulak_private.sweep()")
@@ -174,7 +174,6 @@ def test_dead_letters_are_redriven_and_messages_replayed(queue: Queue) -> None:
     queue.bury(queue.send(ordering_key="k"))
     queue.send(ordering_key="k")
     queue.complete(queue.claim_one())
-    queue.call("archive_completed_messages", 0, 1000, now=queue.at(1))
 
     assert queue.value("select messages from ulak.redrive()") == 1
     archived = queue.value("select id from ulak.archive where status = 'completed'")

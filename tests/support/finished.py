@@ -6,6 +6,9 @@ from datetime import datetime
 from typing import Any
 
 import psycopg
+from psycopg.sql import SQL
+
+from support.messages import insert_messages
 
 DB = psycopg.Connection[Any]
 
@@ -28,45 +31,36 @@ def finish(
     created_at: datetime | None = None,
     status: str = "completed",
     endpoint_id: int = 1,
-    ordering_key: str | None = None,
+    ordering_key: str | SQL | None = None,
     payload_bytes: int = 0,
 ) -> list[int]:
-    """Messages in ulak.queue that ended at a time, a millisecond apart; their ids."""
-    return column(
+    """Messages in the archive that ended at a time, a millisecond apart; their ids."""
+    ended_at = SQL("{} + (n - 1) * interval '1 ms'").format(at)
+    return insert_messages(
         db,
-        """
-        insert into ulak_private.deliveries (endpoint_id, status, attempts, created_at, updated_at, completed_at, ordering_key, payload)
-        select
-            %s,
-            %s,
-            1,
-            %s,
-            at,
-            at,
-            %s,
-            jsonb_build_object('n', n, 'text', repeat('x', %s))
-        from generate_series(1, %s) n, lateral (select %s::timestamptz + (n - 1) * interval '1 ms') t (at)
-        returning id
-        """,
-        endpoint_id,
-        status,
-        created_at or at,
-        ordering_key,
-        payload_bytes,
         count,
-        at,
+        table="archived",
+        created_at=created_at or at,
+        endpoint_id=endpoint_id,
+        status=status,
+        attempts=1,
+        updated_at=ended_at,
+        completed_at=ended_at,
+        archived_at=ended_at,
+        ordering_key=ordering_key,
+        payload=SQL("jsonb_build_object('n', n, 'text', repeat('x', {}))").format(payload_bytes),
     )
 
 
-def hold_up(db: DB, gate: DB, created_at: datetime, message: int) -> None:
-    """A session that archives the message with this number, of this month, waits for the gate's transaction to end."""
+def hold_up(db: DB, gate: DB, created_at: datetime, id: int) -> None:
+    """A session that archives this message, which is of this month, waits for the gate's transaction to end."""
     db.execute("select ulak.maintain_archive_partitions(0, %s)", [created_at])
     db.execute(
         f"""
         create function public.wait_for_gate() returns trigger language plpgsql
         as $$ begin perform pg_advisory_xact_lock(42); return new; end $$;
         create trigger wait_for_gate before insert on ulak_private.archive_{created_at:%Y_%m}
-            for each row when ((new.payload -> 'n')::integer = {message}) execute function public.wait_for_gate()
+            for each row when (new.id = {id}) execute function public.wait_for_gate()
         """  # type: ignore[arg-type]
     )
     gate.execute("select pg_advisory_xact_lock(42)")

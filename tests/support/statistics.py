@@ -26,7 +26,7 @@ def worked(
             "failed": failed,
             "latency_total_ms": milliseconds,
             "latency_max_ms": longest,
-            "latency_histogram": f"[100:185]={{{counts}}}",
+            "latency_histogram": f"[1:86]={{{counts}}}",
         }
     ]
     queue.db.execute(

@@ -27,7 +27,7 @@ def test_bucket_n_counts_requests_below_two_to_a_quarter_of_n_milliseconds() -> 
         counters.add(1, 3, None, seconds)
         (counts,) = counters.statistics()
         # Only what counts something.
-        assert counts["latency_histogram"] == f"[{100 + bucket}:{100 + bucket}]={{3}}"
+        assert counts["latency_histogram"] == f"[{1 + bucket}:{1 + bucket}]={{3}}"
 
 
 def test_the_longest_time_is_kept() -> None:
@@ -38,7 +38,7 @@ def test_the_longest_time_is_kept() -> None:
     (counts,) = counters.statistics()
 
     assert counts["latency_max_ms"] == 10002.3
-    assert str(counts["latency_histogram"]).startswith("[105:154]={1,0,0,0,1,")
+    assert str(counts["latency_histogram"]).startswith("[6:55]={1,0,0,0,1,")
 
 
 def test_those_that_have_waited_longest_are_reported_first_and_the_others_are_kept() -> None:

@@ -9,9 +9,11 @@ from collections import defaultdict
 from contextlib import closing
 from pathlib import Path
 
+from psycopg.sql import SQL
 from support.cluster import Cluster
 from support.defects import install_defect
 from support.memory import LINUX, peak_until, resident
+from support.messages import insert_messages
 from support.node import Held
 from support.receiver import Answer, Received, Receiver
 from support.rewritten import rewritten
@@ -163,10 +165,7 @@ def test_messages_that_are_small_as_they_are_stored_do_not_fill_the_memory_of_a_
     site.wait_until_settled()
     before = resident(worker.pid)
 
-    site.db.execute(
-        "insert into ulak_private.deliveries (endpoint_id, payload) select %s, to_jsonb(repeat('x', 1000000)) from generate_series(1, 150)",
-        [endpoint],
-    )
+    insert_messages(site.db, 150, endpoint_id=endpoint, payload=SQL("to_jsonb(repeat('x', 1000000))"))
     peak = peak_until(lambda: site.value(SETTLED), worker.pid, "an empty queue")
 
     assert peak - before < 160_000_000
