@@ -4,6 +4,7 @@
 # PG_MAJOR picks the server: without it, the one that is installed, or else the distribution's own.
 # ULAK_NEEDS=demo installs only what `make demo` needs, and makes no venv: the command's Python is /usr/bin/python3.
 # ULAK_RUN names another run folder. Other ULAK_ variables reach the command.
+# --against REVISION, among the command's arguments, puts the extension as it was then into the folder ULAK_AGAINST.
 set -euo pipefail
 umask 022
 
@@ -105,6 +106,34 @@ copy_project() {
     chmod -R a+rX "$source"
 }
 
+# The command may neither read the project nor its history.
+#   export_revision NAME
+export_revision() {
+    local hash git=(git -c safe.directory="$project" -C "$project")
+    if ! hash=$("${git[@]}" rev-parse --verify --quiet "$1^{commit}"); then
+        echo "there is no revision $1 here" >&2
+        exit 1
+    fi
+    export ULAK_AGAINST=$run/against/$hash
+    if [ ! -e "$ULAK_AGAINST" ]; then
+        rm -rf "$ULAK_AGAINST.part"
+        mkdir -p "$ULAK_AGAINST.part"
+        "${git[@]}" archive "$hash" Makefile control plpython sql | tar -x -C "$ULAK_AGAINST.part"
+        mv "$ULAK_AGAINST.part" "$ULAK_AGAINST"
+    fi
+}
+
+# Of the command.
+find_revision() {
+    while [ "$#" -gt 0 ]; do
+        case $1 in
+            --against) export_revision "${2:-}" ;;
+            --against=*) export_revision "${1#*=}" ;;
+        esac
+        shift
+    done
+}
+
 make_venv() {
     local wanted
     wanted=$(sha256sum < "$project/tests/requirements.txt")
@@ -162,6 +191,7 @@ if ! user_can_read_project; then
     source=$run/source
 fi
 make_run_folder
+find_revision "$@"
 (
     flock 9
     if [ "$source" != "$project" ]; then copy_project; fi

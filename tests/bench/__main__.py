@@ -1,7 +1,7 @@
 """make bench: how fast it is.
 
 make bench ARGS="send delivery:throughput --scale 0.1 --markdown"
-make bench ARGS="released breadth ordering --against 0.2.0"
+make bench ARGS="against breadth ordering --against HEAD~3"
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import sys
 import time
 import traceback
@@ -17,11 +18,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from support.cluster import PROJECT, WORK, Cluster, remove_abandoned
+from support.cluster import WORK, Cluster, remove_abandoned
 
 from bench.circumstances import circumstances, load, sentence
 from bench.figures import Figure, markdown, plain
-from bench.stage import Part, Stage, server, settings_of
+from bench.stage import Clusters, Part, Stage, server, settings_of
 
 # About half an hour together, on two cores that have nothing else to do.
 DEFAULT = (
@@ -37,7 +38,7 @@ DEFAULT = (
     "horizon",
     "growth",
     "peers",
-    "released",
+    "against",
     "upgrade",
     "nodes",
 )
@@ -50,13 +51,12 @@ def part_of(name: str) -> Part:
 
 
 class Run:
-    def __init__(self, cluster: Cluster, scale: float, against: str | None) -> None:
-        self.cluster = cluster
+    def __init__(self, clusters: Clusters, scale: float) -> None:
+        self.clusters = clusters
         self.scale = scale
-        self.against = against
         self.figures: dict[str, list[Figure]] = {}
         self.failed: list[str] = []
-        self.circumstances = {**circumstances(cluster, scale), "against": against}
+        self.circumstances = {**circumstances(clusters[None], scale), "against": next(iter(clusters))}
         self.file: Path = WORK / "bench" / f"{datetime.now(UTC):%Y-%m-%dT%H%M%SZ}.json"
         self._parts: dict[str, dict[str, Any]] = {}
 
@@ -65,13 +65,16 @@ class Run:
         figures = self.figures.setdefault(name, [])
         began, load_before = time.monotonic(), load()
         with ExitStack() as resources:
-            resources.enter_context(settings_of(self.cluster, part))
-            stage = Stage(self.cluster, self.scale, resources, self.against)
+            for cluster in self.clusters.values():
+                resources.enter_context(settings_of(cluster, part))
+            stage = Stage(self.clusters, self.scale, resources)
             for section in sections:
                 say(f"{name}:{section} ...")
                 self._perform_section(f"{name}:{section}", part, stage, figures)
         took = time.monotonic() - began
         print(f"\n{part.about}\n\n{plain(name, figures)}\n", flush=True)
+        if part.compares and stage.against is None:
+            say(f"{name} compared with nothing: --against REVISION builds that one, too")
         say(f"{name} took {took:.0f} s; load {load_before[0]} before, {load()[0]} after")
         self._parts[name] = {
             "figures": [figure.as_json() for figure in figures],
@@ -116,23 +119,12 @@ def chosen_sections(names: list[str]) -> dict[str, list[str]]:
     return {part: chosen[part] for part in PARTS if part in chosen}
 
 
-def released() -> list[str]:
-    """Versions whose frozen script is there, the last one last."""
-    names = [path.stem.partition("--")[2] for path in (PROJECT / "sql/released").glob("ulak--*.sql")]
-    return sorted((name for name in names if "--" not in name), key=lambda name: [*map(int, name.split("."))])
-
-
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make bench", description=f"Parts: {', '.join(PARTS)}.")
     parser.add_argument("parts", nargs="*", help=f"part or part:section; without: {', '.join(DEFAULT)}")
     parser.add_argument("--scale", type=float, default=1, help="of the work: 0.1 for a quick look (default 1)")
     parser.add_argument(
-        "--against",
-        type=lambda given: None if given == "none" else given,
-        choices=[*released(), None],
-        default=released()[-1],
-        metavar="VERSION",
-        help=f"the release to compare with: {', '.join(released())} (default the last), or none",
+        "--against", metavar="REVISION", help="of git's: the extension as it was then is measured beside this one"
     )
     parser.add_argument("--markdown", action="store_true", help="end with the table that README shows")
     return parser.parse_args()
@@ -142,8 +134,13 @@ def main() -> None:
     chosen = arguments()
     sections = chosen_sections(chosen.parts)
     remove_abandoned()
-    with server() as cluster:
-        run = Run(cluster, chosen.scale, chosen.against)
+    with ExitStack() as servers:
+        clusters: dict[str | None, Cluster] = {}
+        if chosen.against is not None:
+            # tests/sandbox.sh has exported it.
+            clusters[chosen.against] = servers.enter_context(server(Path(os.environ["ULAK_AGAINST"])))
+        clusters[None] = servers.enter_context(server())
+        run = Run(clusters, chosen.scale)
         say(f"{run.circumstances['postgresql']}, {run.circumstances['pycurl']}, {run.circumstances['cores']} cores")
         for part, names in sections.items():
             run.perform(part, names)

@@ -1,6 +1,6 @@
 """Thousands of endpoints: what is left of the speed that one has, and what neighbours cost those that are well.
 
-Everything is a ratio of two figures of one run. The release that it is compared with is bounded by time: where it would take
+Everything is a ratio of two figures of one run. The revision that it is compared with is bounded by time: where it would take
 minutes, what it delivered within AT_MOST seconds counts.
 """
 
@@ -95,11 +95,11 @@ def empty(db: DB) -> None:
 class Field:
     """A database with this many endpoints, filled and drained again and again."""
 
-    def __init__(self, stage: Stage, release: str | None, site: Site, endpoints: int, **config: Any) -> None:
+    def __init__(self, stage: Stage, build: str | None, site: Site, endpoints: int, **config: Any) -> None:
         self.site = site
         self.endpoints = endpoints
         self.messages = stage.scaled(MESSAGES, 200)
-        self.at_most = AT_MOST if release is None else max(1.0, OLD_AT_MOST * min(1, stage.scale))
+        self.at_most = AT_MOST if build is None else max(1.0, OLD_AT_MOST * min(1, stage.scale))
         # The messages of this many endpoints, the first ones, are drained.
         self.watched = endpoints
         create_endpoints(site.db, endpoints, stage.receiver, **config)
@@ -120,8 +120,8 @@ class Field:
 class OpenCircuits(Field):
     """The first one is well. All others have an open circuit, and two messages each that are due."""
 
-    def __init__(self, stage: Stage, release: str | None, site: Site, endpoints: int) -> None:
-        super().__init__(stage, release, site, endpoints)
+    def __init__(self, stage: Stage, build: str | None, site: Site, endpoints: int) -> None:
+        super().__init__(stage, build, site, endpoints)
         self.watched = 1
         site.db.execute(
             "update ulak.endpoints set circuit_state = 'open', circuit_opened_at = now(), circuit_half_open_at = 'infinity' "
@@ -137,8 +137,8 @@ class OpenCircuits(Field):
 class DueTomorrow(Field):
     """The first one is well. All others have something due tomorrow."""
 
-    def __init__(self, stage: Stage, release: str | None, site: Site, endpoints: int) -> None:
-        super().__init__(stage, release, site, endpoints)
+    def __init__(self, stage: Stage, build: str | None, site: Site, endpoints: int) -> None:
+        super().__init__(stage, build, site, endpoints)
         self.watched = 1
 
     def fill(self) -> None:
@@ -156,8 +156,8 @@ class DueTomorrow(Field):
 class Subscribers(Field):
     """Every endpoint has subscribed to the same event."""
 
-    def __init__(self, stage: Stage, release: str | None, site: Site, endpoints: int) -> None:
-        super().__init__(stage, release, site, endpoints)
+    def __init__(self, stage: Stage, build: str | None, site: Site, endpoints: int) -> None:
+        super().__init__(stage, build, site, endpoints)
         site.db.execute("select ulak.create_event_type('order.created')")
         site.db.execute(
             "select ulak.subscribe('order.created', 'endpoint ' || n) from generate_series(1, %s) n", [endpoints]
@@ -192,22 +192,22 @@ def drains(stage: Stage, made: dict[str, Made]) -> tuple[dict[Key, Measured], di
     """All of them in turn, old and new."""
     with ExitStack() as stack:
         fields = {
-            (name, release): make(stage, release, stack.enter_context(stage.site(release)))
+            (name, build): make(stage, build, stack.enter_context(stage.site(build)))
             for name, make in made.items()
-            for release in stage.releases
+            for build in stage.builds
         }
         measured = interleave({key: field.drain for key, field in fields.items()}, rounds=stage.rounds(3), unmeasured=0)
         stage.details.setdefault("drains", {}).update(
             {
-                f"{name_of(release)}{name}": [each._asdict() for each in taken.samples]
-                for (name, release), taken in measured.items()
+                f"{name_of(build)}{name}": [each._asdict() for each in taken.samples]
+                for (name, build), taken in measured.items()
             }
         )
         return measured, fields
 
 
 def plainly(endpoints: int, **config: Any) -> Made:
-    return lambda stage, release, site: Field(stage, release, site, endpoints, **config)
+    return lambda stage, build, site: Field(stage, build, site, endpoints, **config)
 
 
 def quantities(measured: Measured) -> tuple[Quantity, Quantity]:
@@ -227,16 +227,16 @@ def widths(stage: Stage) -> Iterator[Figure]:
     made = {f"{full}": plainly(count) for full, count in counts.items()}
     measured, fields = drains(stage, made)
     for full, count in counts.items():
-        for release in stage.releases:
-            key = (f"{full}", release)
-            one, this = measured["1", release], measured[key]
-            required = REQUIRED.get(full) if release is None else None
+        for build in stage.builds:
+            key = (f"{full}", build)
+            one, this = measured["1", build], measured[key]
+            required = REQUIRED.get(full) if build is None else None
             part = [] if full == 1 else parts_of(this, one, "one endpoint's", required)
             yield Figure(
-                f"{name_of(release)}{fields[key].messages:,} messages, {count:,} endpoint{'s' * (count > 1)}",
+                f"{name_of(build)}{fields[key].messages:,} messages, {count:,} endpoint{'s' * (count > 1)}",
                 *quantities(this),
                 *part,
-                headline=release is None,
+                headline=build is None,
             )
 
 
@@ -267,14 +267,14 @@ def neighbours(stage: Stage) -> Iterator[Figure]:
 
 def beside(measured: dict[Key, Measured], others: str | None = None, what: str | None = None) -> Iterator[Figure]:
     """As parts of what one endpoint alone has, and of what `others` have."""
-    for (name, release), taken in measured.items():
+    for (name, build), taken in measured.items():
         part: list[Quantity] = []
         if name not in (ONE, others):
-            required = NEIGHBOURS_REQUIRED if release is None else None
-            part += parts_of(taken, measured[ONE, release], "one endpoint's", required)
+            required = NEIGHBOURS_REQUIRED if build is None else None
+            part += parts_of(taken, measured[ONE, build], "one endpoint's", required)
             if others is not None:
-                part.append(Quantity(taken.of(measured[others, release]), "of", what or others))
-        yield Figure(f"{name_of(release)}{name}", *quantities(taken), *part, headline=release is None and bool(part))
+                part.append(Quantity(taken.of(measured[others, build]), "of", what or others))
+        yield Figure(f"{name_of(build)}{name}", *quantities(taken), *part, headline=build is None and bool(part))
 
 
 def subscribers(stage: Stage) -> Iterator[Figure]:
@@ -282,55 +282,43 @@ def subscribers(stage: Stage) -> Iterator[Figure]:
     messages that were sent to as many endpoints one by one."""
     count = stage.scaled(MANY, 10)
     with ExitStack() as stack:
-        made = {}
-        for release in stage.releases:
-            field = Subscribers(stage, release, stack.enter_context(stage.site(release)), count)
-            if release is None or can_publish(field, release):
-                made[release] = field
+        made = {
+            build: Subscribers(stage, build, stack.enter_context(stage.site(build)), count) for build in stage.builds
+        }
         parts: dict[Key, Callable[[], Sample]] = {}
-        for release, field in made.items():
-            parts["publish()", release] = partial(field.sample, field.publish)
-            parts["send_batch()", release] = partial(field.sample, field.send_batch)
+        for build, field in made.items():
+            parts["publish()", build] = partial(field.sample, field.publish)
+            parts["send_batch()", build] = partial(field.sample, field.send_batch)
         published = interleave(parts, stage.rounds(5))
-        parts = {("published", release): field.drain for release, field in made.items()}
-        for release in made:
-            parts["sent", release] = Field(stage, release, stack.enter_context(stage.site(release)), count).drain
-            parts[ONE, release] = Field(stage, release, stack.enter_context(stage.site(release)), 1).drain
+        parts = {("published", build): field.drain for build, field in made.items()}
+        for build in made:
+            parts["sent", build] = Field(stage, build, stack.enter_context(stage.site(build)), count).drain
+            parts[ONE, build] = Field(stage, build, stack.enter_context(stage.site(build)), 1).drain
         drained = interleave(parts, rounds=stage.rounds(3), unmeasured=0)
-    for release in made:
-        publish, batch = published["publish()", release], published["send_batch()", release]
+    for build in made:
+        publish, batch = published["publish()", build], published["send_batch()", build]
         yield Figure(
-            f"{name_of(release)}publish() to {count:,} subscribers beside send_batch() of as many",
+            f"{name_of(build)}publish() to {count:,} subscribers beside send_batch() of as many",
             Quantity(publish.rate, "/s"),
             Quantity(batch.rate, "/s", "in a batch"),
-            Quantity(publish.least_times(batch), "times", "its time", required=1.5 if release is None else None),
-            headline=release is None,
+            Quantity(publish.least_times(batch), "times", "its time", required=1.5 if build is None else None),
+            headline=build is None,
         )
-    for release in made:
-        taken, plain = drained["published", release], drained["sent", release]
+    for build in made:
+        taken, plain = drained["published", build], drained["sent", build]
         yield Figure(
-            f"{name_of(release)}delivered to {count:,} subscribers",
+            f"{name_of(build)}delivered to {count:,} subscribers",
             *quantities(taken),
             Quantity(
-                taken.of(drained[ONE, release]),
+                taken.of(drained[ONE, build]),
                 "of",
                 "one endpoint's",
-                required=REQUIRED[MANY] if release is None else None,
+                required=REQUIRED[MANY] if build is None else None,
             ),
-            Quantity(taken.of(plain), "of", "as many sent", required=NEIGHBOURS_REQUIRED if release is None else None),
+            Quantity(taken.of(plain), "of", "as many sent", required=NEIGHBOURS_REQUIRED if build is None else None),
             Quantity(taken.times_processor(plain), "times", "their processor"),
-            headline=release is None,
+            headline=build is None,
         )
-
-
-def can_publish(field: Subscribers, release: str) -> bool:
-    """0.1.0 takes a lock for each subscriber, and the server runs out of them."""
-    try:
-        field.publish()
-    except psycopg.errors.OutOfMemory as error:
-        print(f"{release} can't publish to {field.endpoints:,} subscribers, and is left out: {error}", flush=True)
-        return False
-    return True
 
 
 # Light traffic.
@@ -382,32 +370,30 @@ def light(stage: Stage) -> Iterator[Figure]:
     used: dict[Key, list[float]] = {}
     with ExitStack() as stack:
         shops = {
-            (count, release): Light(
-                stack.enter_context(stage.site(release)), stack.enter_context(timed_receiver()), count
-            )
-            for release in stage.releases
+            (count, build): Light(stack.enter_context(stage.site(build)), stack.enter_context(timed_receiver()), count)
+            for build in stage.builds
             for count in (1, many)
         }
         for _ in range(rounds):
             for name, (count, among) in cases.items():
-                for release in stage.releases:
-                    shop = shops[count, release]
-                    found.setdefault((name, release), []).append(shop.latencies(block, among))
-                    used.setdefault((name, release), []).append(shop.used)
-    stage.details["light_ms"] = {f"{name_of(release)}{name}": each for (name, release), each in found.items()}
+                for build in stage.builds:
+                    shop = shops[count, build]
+                    found.setdefault((name, build), []).append(shop.latencies(block, among))
+                    used.setdefault((name, build), []).append(shop.used)
+    stage.details["light_ms"] = {f"{name_of(build)}{name}": each for (name, build), each in found.items()}
     base, *_ = cases
-    for (name, release), blocks in found.items():
-        pairs = zip(blocks, found[base, release], strict=True)
+    for (name, build), blocks in found.items():
+        pairs = zip(blocks, found[base, build], strict=True)
         times = statistics.median(percentile(mine, 0.5) / percentile(one, 0.5) for mine, one in pairs)
-        required = 1.5 if release is None else None
+        required = 1.5 if build is None else None
         every = [each for block in blocks for each in block]
         yield Figure(
-            f"{name_of(release)}light traffic (5 to 50 ms apart), {name}",
+            f"{name_of(build)}light traffic (5 to 50 ms apart), {name}",
             Quantity(percentile(every, 0.5), "ms", "p50"),
             Quantity(percentile(every, 0.99), "ms", "p99"),
-            Quantity(statistics.median(used[name, release]), "us", "of processor each"),
+            Quantity(statistics.median(used[name, build]), "us", "of processor each"),
             *([] if name == base else [Quantity(times, "times", "the p50 of one", required=required)]),
-            headline=release is None,
+            headline=build is None,
         )
 
 
@@ -422,37 +408,34 @@ def claim(stage: Stage) -> Iterator[Figure]:
     found: dict[str | None, dict[int, Measured]] = {}
     with ExitStack() as stack:
         parts: dict[tuple[int, str | None], Callable[[], Sample]] = {}
-        for release in stage.releases:
+        for build in stage.builds:
             for width in widths:
-                # There one claim of 0.1.0 takes 20 s.
-                if release is not None and width > SOME:
-                    continue
-                db = stack.enter_context(stage.cluster.connect(stack.enter_context(stage.database(release))))
+                db = stack.enter_context(stage.session(build))
                 create_endpoints(db, width, protocol="pull")
                 send_to(db, width, enough(width, rounds + 1) * width)
                 storage.vacuum(db)
                 db.execute("set jit = off")
-                parts[width, release] = partial(sample, db, partial(claim_some, db))
+                parts[width, build] = partial(sample, db, partial(claim_some, db))
         measured = interleave(parts, rounds)
-    for (width, release), taken in measured.items():
-        found.setdefault(release, {})[width] = taken
-    for release, taken_by in found.items():
+    for (width, build), taken in measured.items():
+        found.setdefault(build, {})[width] = taken
+    for build, taken_by in found.items():
         for width, taken in taken_by.items():
             yield Figure(
-                f"{name_of(release)}claim of {LIMIT} from {width:,} endpoint{'s' * (width > 1)}",
+                f"{name_of(build)}claim of {LIMIT} from {width:,} endpoint{'s' * (width > 1)}",
                 Quantity(taken.elapsed, "us", "a message"),
                 Quantity(taken.processor, "us", "of the server's processor"),
             )
-        required = 0.1 if release is None else None
+        required = 0.1 if build is None else None
         slopes = (
             exponent({width: taken.elapsed for width, taken in taken_by.items()}),
             exponent({width: taken.processor for width, taken in taken_by.items()}),
         )
         yield Figure(
-            f"{name_of(release)}growth of a claim, {min(taken_by):,} to {max(taken_by):,} endpoints",
+            f"{name_of(build)}growth of a claim, {min(taken_by):,} to {max(taken_by):,} endpoints",
             # The machine may have been busy with something else, or the clock too coarse: not both.
             Quantity(min(slopes), "exponent", required=required),
-            headline=release is None,
+            headline=build is None,
         )
 
 
@@ -486,39 +469,39 @@ def first(stage: Stage) -> Iterator[Figure]:
     used: dict[Key, list[float]] = {}
     with ExitStack() as stack:
         workers = {}
-        for release in stage.releases:
-            site = stack.enter_context(stage.site(release))
+        for build in stage.builds:
+            site = stack.enter_context(stage.site(build))
             create_endpoints(site.db, size * groups, stage.receiver)
-            workers[release] = site, site.start(seconds=600)
+            workers[build] = site, site.start(seconds=600)
         for group in range(groups):
-            for release, (site, worker) in workers.items():
+            for build, (site, worker) in workers.items():
                 for which in ("never seen", "known"):
                     before = processor_seconds(worker.pid)
                     send_to(site.db, size, size, first=1 + group * size)
                     site.wait_until_settled()
                     # The first group warms up what is no endpoint's.
                     if group > 0:
-                        used.setdefault((which, release), []).append(
+                        used.setdefault((which, build), []).append(
                             (processor_seconds(worker.pid) - before) * 1e6 / size
                         )
-    for release in stage.releases:
-        new, known = used["never seen", release], used["known", release]
+    for build in stage.builds:
+        new, known = used["never seen", build], used["known", build]
         yield Figure(
-            f"{name_of(release)}one message each to {size:,} endpoints never seen before",
+            f"{name_of(build)}one message each to {size:,} endpoints never seen before",
             Quantity(statistics.median(new), "us", "of processor each"),
             Quantity(statistics.median(known), "us", "the second time"),
             Quantity(
                 statistics.median(a / b for a, b in zip(new, known, strict=True)),
                 "times",
-                required=2 if release is None else None,
+                required=2 if build is None else None,
             ),
-            headline=release is None,
+            headline=build is None,
         )
 
 
 PART = Part(
     f"Many endpoints: draining {MESSAGES:,} messages by one worker to nginx, each endpoint with a path of its own; medians of "
-    f"interleaved rounds; a release that it is compared with is stopped after {OLD_AT_MOST} s",
+    f"interleaved rounds; a revision that it is compared with is stopped after {OLD_AT_MOST} s",
     {
         "widths": widths,
         "limits": limits,
@@ -528,4 +511,5 @@ PART = Part(
         "claim": claim,
         "first": first,
     },
+    compares=True,
 )

@@ -163,8 +163,8 @@ class Way:
         self.ordering = ordering
         self.error = error
 
-    def run(self, stage: Stage, count: int, release: str | None = None) -> Sample:
-        with stage.database(release) as name, stage.cluster.connect(name) as db:
+    def run(self, stage: Stage, count: int, build: str | None = None) -> Sample:
+        with stage.session(build) as db:
             db.execute(
                 "select ulak.create_endpoint('busy ' || n, 'pull', %s) from generate_series(1, %s) n",
                 [self.config, BUSY],

@@ -92,11 +92,11 @@ def deliver(
     count: int,
     workers: int = 1,
     claims: int | None = None,
-    release: str | None = None,
+    build: str | None = None,
     **config: Any,
 ) -> Delivered:
     """This many messages to one endpoint, in a fresh database."""
-    with stage.site(release) as site:
+    with stage.site(build) as site:
         # Before and not after they are sent: a message's pages have been written since the last checkpoint, as they have
         # where messages are delivered at once, so that the WAL holds its changes and not whole pages.
         site.db.execute("checkpoint")

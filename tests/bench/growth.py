@@ -9,8 +9,8 @@ from contextlib import ExitStack
 from functools import partial
 from typing import NamedTuple
 
-from bench import archive as archiving
 from bench import horizon, storage
+from bench.archive import seconds as seconds_of
 from bench.claim import BUSY, DELIVERED, KINDS, LIMIT, add_due, add_others, claim, prepare
 from bench.delivery import deliver
 from bench.figures import Figure, Quantity
@@ -51,7 +51,7 @@ def send(stage: Stage) -> Iterator[Figure]:
     """One send, at ten times the backlog."""
     small = stage.scaled(20_000, 1000)
     with ExitStack() as stack:
-        shops = [Shop(stage, stack.enter_context(stage.database()), size) for size in (small, small * TEN)]
+        shops = [Shop(stage.cluster, stack.enter_context(stage.database()), size) for size in (small, small * TEN)]
         parts = {
             str(number): partial(shop.sample, "send()", stage.scaled(2000, 50)) for number, shop in enumerate(shops)
         }
@@ -69,7 +69,7 @@ def batch(stage: Stage) -> Iterator[Figure]:
         def seconds(count: int) -> float:
             storage.empty(db)
             query = "select ulak.send_batch('shop', array_fill(%s::jsonb, array[%s]))"
-            return archiving.seconds(lambda: db.execute(query, [PAYLOAD, count]))
+            return seconds_of(lambda: db.execute(query, [PAYLOAD, count]))
 
         seconds(small)
         growth = repeated(stage, small, seconds)

@@ -185,12 +185,12 @@ def send(
 ) -> list[float]:
     """Eight clients, at the same rate whatever happens. Milliseconds from when each send was to begin to its end: one
     that waits for another to end counts."""
-    folder = stage.cluster.folder
+    folder = site.cluster.folder
     script, log = folder / "horizon.sql", folder / "horizon-log"
     script.write_text(f"select ulak.send('shop', '{payload}');\n")
-    pgbench: list[str | Path] = [stage.cluster.bin / "pgbench", "-n", "-M", "prepared", "-c", "8", "-j", "1"]
+    pgbench: list[str | Path] = [site.cluster.bin / "pgbench", "-n", "-M", "prepared", "-c", "8", "-j", "1"]
     pgbench += ["-R", str(rate), "-T", str(seconds), "-l", "--log-prefix", log, "-f", script]
-    run([*pgbench, stage.cluster.dsn(site.database)])
+    run([*pgbench, site.cluster.dsn(site.database)])
     durations = []
     for file in folder.glob("horizon-log.*"):
         durations += [int(line.split()[2]) / 1000 for line in file.read_text().splitlines()]

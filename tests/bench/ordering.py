@@ -78,29 +78,29 @@ class Flow(NamedTuple):
     delivered: float
 
 
-def clients(stage: Stage, database: str, script: str, number: int, seconds: int) -> float:
+def clients(site: Site, script: str, number: int, seconds: int) -> float:
     """This many clients at once, for this long: how many transactions a second they made."""
-    path: Path = stage.cluster.folder / "senders.sql"
+    path: Path = site.cluster.folder / "senders.sql"
     path.write_text(script)
-    command: list[str | Path] = [stage.cluster.bin / "pgbench", "-n", "-M", "prepared", "-j", "2", "-c", str(number)]
+    command: list[str | Path] = [site.cluster.bin / "pgbench", "-n", "-M", "prepared", "-j", "2", "-c", str(number)]
     found = re.search(
         r"^tps = ([\d.]+)",
-        run([*command, "-T", str(seconds), "-f", path, stage.cluster.dsn(database)]),
+        run([*command, "-T", str(seconds), "-f", path, site.cluster.dsn(site.database)]),
         re.MULTILINE,
     )
     assert found
     return float(found[1])
 
 
-def flow(stage: Stage, release: str | None, number: int, seconds: int, pause: str = "") -> Flow:
-    with stage.site(release) as site:
+def flow(stage: Stage, build: str | None, number: int, seconds: int, pause: str = "") -> Flow:
+    with stage.site(build) as site:
         site.http("shop", stage.receiver)
         site.start(seconds=600)
         site.send("shop", ordering_key="first")
         site.wait_until_settled()
         done = f"select count(*) from {storage.COMPLETED}"
         before, began = site.value(done), time.monotonic()
-        sent = clients(stage, site.database, HOT.format(pause), number, seconds)
+        sent = clients(site, HOT.format(pause), number, seconds)
         return Flow(sent, (site.value(done) - before) / (time.monotonic() - began))
 
 
@@ -108,7 +108,7 @@ def one_at_a_time(stage: Stage, seconds: int) -> float:
     """The rate of round trips while as many clients insert."""
     with stage.site() as site:
         storage.create_plain(site.db, "plain")
-        inserting = Running(lambda: clients(stage, site.database, PLAIN, SENDERS, seconds))
+        inserting = Running(lambda: clients(site, PLAIN, SENDERS, seconds))
         wait_until(lambda: site.value("select exists (select from plain)"), message="the first insert")
         done, began = 0, time.monotonic()
         while not done or not inserting.is_done():
@@ -122,23 +122,23 @@ def hot(stage: Stage) -> Iterator[Figure]:
     """One key and eight senders whose transactions end at once."""
     seconds = stage.scaled(6, 1)
     bare: list[float] = []
-    found: dict[str | None, list[Flow]] = {release: [] for release in stage.releases}
+    found: dict[str | None, list[Flow]] = {build: [] for build in stage.builds}
     for _ in range(stage.rounds(3)):
         bare.append(one_at_a_time(stage, max(1, seconds // 3)))
-        for release, flows in found.items():
-            flows.append(flow(stage, release, SENDERS, seconds))
-    stage.details["hot"] = {"bare": bare, **{name_of(release): flows for release, flows in found.items()}}
+        for build, flows in found.items():
+            flows.append(flow(stage, build, SENDERS, seconds))
+    stage.details["hot"] = {"bare": bare, **{name_of(build): flows for build, flows in found.items()}}
     yield Figure(
         f"bare pycurl loop, one request at a time beside {SENDERS} clients", Quantity(statistics.median(bare), "/s")
     )
-    for release, flows in found.items():
+    for build, flows in found.items():
         part = statistics.median(each.delivered / rate for each, rate in zip(flows, bare, strict=True))
         yield Figure(
-            f"{name_of(release)}one ordering key, {SENDERS} senders: delivered while they send",
+            f"{name_of(build)}one ordering key, {SENDERS} senders: delivered while they send",
             Quantity(statistics.median(each.delivered for each in flows), "/s"),
             Quantity(statistics.median(each.sent for each in flows), "/s", "sent"),
-            Quantity(part, "of", "the bare loop's", required=HOT_REQUIRED if release is None else None),
-            headline=release is None,
+            Quantity(part, "of", "the bare loop's", required=HOT_REQUIRED if build is None else None),
+            headline=build is None,
         )
 
 
@@ -146,15 +146,15 @@ def slow_senders(stage: Stage) -> Iterator[Figure]:
     """Whose transactions take 50 ms: what was committed flows."""
     seconds = stage.scaled(5, 1)
     for number in (1, 3):
-        for release in stage.releases:
-            found = flow(stage, release, number, seconds, "\\sleep 50 ms\n")
+        for build in stage.builds:
+            found = flow(stage, build, number, seconds, "\\sleep 50 ms\n")
             yield Figure(
-                f"{name_of(release)}one ordering key, {number} sender{'s' * (number > 1)} in transactions of 50 ms",
+                f"{name_of(build)}one ordering key, {number} sender{'s' * (number > 1)} in transactions of 50 ms",
                 Quantity(found.delivered, "/s"),
                 Quantity(
-                    found.delivered / found.sent, "of", "what was committed", required=0.8 if release is None else None
+                    found.delivered / found.sent, "of", "what was committed", required=0.8 if build is None else None
                 ),
-                headline=release is None,
+                headline=build is None,
             )
 
 
@@ -166,8 +166,8 @@ def widths(stage: Stage) -> Iterator[Figure]:
     messages = stage.scaled(MESSAGES, 200)
     counts = [0, 1, stage.scaled(100, 2), stage.scaled(10_000, 20)]
 
-    def drained(release: str | None, keys: int) -> Sample:
-        with stage.site(release) as site:
+    def drained(build: str | None, keys: int) -> Sample:
+        with stage.site(build) as site:
             site.http("shop", stage.receiver)
             send_keys(site.db, keys, messages)
             return drain(site, at_most=max(1, AT_MOST * min(1, stage.scale))).sample
@@ -176,24 +176,24 @@ def widths(stage: Stage) -> Iterator[Figure]:
         return bare_loop(stage.receiver, stage.scaled(3000, 50), at_once=1).sample
 
     parts: dict[tuple[int, str | None], Callable[[], Sample]] = {(-1, None): bare}
-    parts |= {(keys, release): partial(drained, release, keys) for keys in counts for release in stage.releases}
+    parts |= {(keys, build): partial(drained, build, keys) for keys in counts for build in stage.builds}
     measured = interleave(parts, rounds=stage.rounds(3), unmeasured=0)
     single = measured.pop((-1, None))
     yield Figure("bare pycurl loop, one request at a time", Quantity(single.rate, "/s"))
-    for (keys, release), taken in measured.items():
-        is_new = release is None
+    for (keys, build), taken in measured.items():
+        is_new = build is None
         parts_of = []
         if keys == 1:
             parts_of.append(
                 Quantity(taken.of(single), "of", "the bare loop's", required=ONE_KEY_REQUIRED if is_new else None)
             )
         elif keys > 1:
-            parts_of.append(Quantity(taken.of(measured[0, release]), "of", "that without keys"))
+            parts_of.append(Quantity(taken.of(measured[0, build]), "of", "that without keys"))
         if is_new and stage.against:
             parts_of.append(Quantity(taken.of(measured[keys, stage.against]), "of", f"{stage.against}'s", required=0.9))
         which = f"with {keys:,} ordering key{'s' * (keys > 1)}" if keys else "without ordering keys"
         yield Figure(
-            f"{name_of(release)}{messages:,} messages {which}",
+            f"{name_of(build)}{messages:,} messages {which}",
             Quantity(taken.rate, "/s"),
             Quantity(taken.processor, "us", "of processor each"),
             *parts_of,
@@ -254,19 +254,19 @@ def deep(stage: Stage) -> Iterator[Figure]:
     size, waiting = stage.scaled(1000, 50), stage.scaled(DEEP, 500)
     with ExitStack() as stack:
         parts: dict[tuple[int, str | None], Callable[[], Sample]] = {
-            (depth, release): Key(stack.enter_context(stage.site(release)), stage.receiver, depth, size).sample
-            for release in stage.releases
+            (depth, build): Key(stack.enter_context(stage.site(build)), stage.receiver, depth, size).sample
+            for build in stage.builds
             for depth in (0, waiting)
         }
         measured = interleave(parts, stage.rounds(3))
-    for (depth, release), taken in measured.items():
-        times = taken.least_times(measured[0, release])
+    for (depth, build), taken in measured.items():
+        times = taken.least_times(measured[0, build])
         yield Figure(
-            f"{name_of(release)}one ordering key with {depth or size:,} messages waiting",
+            f"{name_of(build)}one ordering key with {depth or size:,} messages waiting",
             Quantity(taken.rate, "/s"),
             Quantity(taken.processor, "us", "of processor each"),
-            *([Quantity(times, "times", f"with {size:,}", required=1.2 if release is None else None)] if depth else []),
-            headline=release is None,
+            *([Quantity(times, "times", f"with {size:,}", required=1.2 if build is None else None)] if depth else []),
+            headline=build is None,
         )
 
 
@@ -298,20 +298,18 @@ def beside(stage: Stage) -> Iterator[Figure]:
 
     with ExitStack() as stack:
         parts = {
-            (name, release): made(
-                stack.enter_context(stage.cluster.connect(stack.enter_context(stage.database(release)))), *case
-            )
-            for release in stage.releases
+            (name, build): made(stack.enter_context(stage.session(build)), *case)
+            for build in stage.builds
             for name, case in cases.items()
         }
         measured = interleave(parts, rounds)
-    for (name, release), taken in measured.items():
+    for (name, build), taken in measured.items():
         yield Figure(
-            f"{name_of(release)}claim of {LIMIT} beside {name}",
+            f"{name_of(build)}claim of {LIMIT} beside {name}",
             Quantity(taken.elapsed, "us", "a message"),
             Quantity(taken.processor, "us", "of the server's processor"),
-            *ratio(taken, measured["nothing", release], 1.5 if release is None else None, name != "nothing"),
-            headline=release is None and name != "nothing",
+            *ratio(taken, measured["nothing", build], 1.5 if build is None else None, name != "nothing"),
+            headline=build is None and name != "nothing",
         )
 
 
@@ -322,4 +320,5 @@ def ratio(taken: Measured, base: Measured, required: float | None, is_compared: 
 PART = Part(
     "Ordering keys: one worker, nginx as receiver, default settings",
     {"hot": hot, "slow-senders": slow_senders, "widths": widths, "deep": deep, "beside": beside},
+    compares=True,
 )

@@ -1,4 +1,4 @@
-"""External workers beside a plain table that is marked and finished by the same batches, and beside the last release.
+"""External workers beside a plain table that is marked and finished by the same batches, and beside another revision.
 
 16 consumers, batches of 25, 256-byte jobs: a backlog, a steady 400 jobs a second, the same under an old snapshot, and a
 consumer that is killed.
@@ -11,12 +11,12 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import psycopg
 from psycopg import IsolationLevel
 from psycopg.types.json import Jsonb
+from support.cluster import Cluster
 
 from bench.figures import Figure, Quantity
 from bench.measure import Measured, Pgbench, Sample, interleave, percentile, processor_seconds
@@ -28,7 +28,7 @@ CONSUMERS = 16
 BATCH = 25
 RATE = 400
 TEXT = "x" * 230
-# How often a consumer of the plain table, or of 0.2.0, looks again if it found nothing.
+# How often a consumer of the plain table, or of the other revision, looks again if it found nothing.
 POLL = 0.01
 LEASE = 5
 
@@ -88,8 +88,8 @@ BARE_SETTLE = """
 """
 
 
-def prepare(stage: Stage, name: str) -> None:
-    with stage.cluster.connect(name) as db:
+def prepare(cluster: Cluster, name: str) -> None:
+    with cluster.connect(name) as db:
         db.execute("select ulak.create_endpoint('shop', 'pull', '{}')")
         db.execute(JOBS)
 
@@ -100,13 +100,12 @@ def prepare(stage: Stage, name: str) -> None:
 class Backlog:
     """The jobs of a round are added, and then taken and finished by all consumers at once."""
 
-    def __init__(self, stage: Stage, name: str, folder: Path, count: int) -> None:
-        self._cluster = stage.cluster
-        self._pgbench = Pgbench(stage.cluster, folder)
-        self._folder = folder
+    def __init__(self, cluster: Cluster, name: str, count: int) -> None:
+        self._cluster = cluster
+        self._pgbench = Pgbench(cluster, cluster.folder)
         self._name = name
         self._count = count
-        prepare(stage, name)
+        prepare(cluster, name)
 
     def plain(self) -> Sample:
         script = f"{oneline(MARK)} \\gset\n{FINISH.format(':ids')};"
@@ -152,7 +151,7 @@ class Backlog:
             db.execute(fill, [self._count])  # type: ignore[arg-type]
             db.execute("vacuum analyze")
         turns = self._count // BATCH
-        path = self._folder / "turn.sql"
+        path = self._cluster.folder / "turn.sql"
         path.write_text(f"{script}\n")
         taken = self._pgbench.run(
             self._name,
@@ -176,13 +175,12 @@ def backlog(stage: Stage) -> Iterator[Figure]:
     count = stage.scaled(30_000, 3 * unit) // unit * unit
     parts: dict[str, Any] = {}
     with ExitStack() as stack:
-        folder = stage.cluster.folder
-        for release in stage.releases:
-            ours = Backlog(stage, stack.enter_context(stage.database(release)), folder, count)
-            if release is None:
+        for build in stage.builds:
+            ours = Backlog(stage.cluster_of(build), stack.enter_context(stage.database(build)), count)
+            if build is None:
                 parts |= {"plain": ours.plain, "bare": ours.bare, "work": ours.work}
             else:
-                parts["released"] = ours.one_by_one
+                parts["against"] = ours.one_by_one
         measured = interleave(parts, stage.rounds(3))
     plain, work = measured["plain"], measured["work"]
     yield Figure(f"{count:,} waiting: a plain table", *per_job(plain))
@@ -197,8 +195,8 @@ def backlog(stage: Stage) -> Iterator[Figure]:
         Quantity(work.of(plain), "of", "the plain table's rate", required=0.8),
         Quantity(work.times_processor(plain), "times", "its processor", required=1.5),
     ]
-    if "released" in measured:
-        old = measured["released"]
+    if "against" in measured:
+        old = measured["against"]
         yield Figure(f"{name_of(stage.against)}{count:,} waiting: claim(), and complete() for each", *per_job(old))
         quantities.append(Quantity(work.of(old), "of", f"the rate of {stage.against}", required=3))
     yield Figure(f"{count:,} waiting: work()", *per_job(work), *quantities, headline=True)
@@ -223,8 +221,8 @@ class Stream(NamedTuple):
 class Consumers:
     """Threads that each have a session; jobs carry the time when they were sent."""
 
-    def __init__(self, stage: Stage, name: str, way: str) -> None:
-        self._connect = partial(stage.cluster.connect, name)
+    def __init__(self, cluster: Cluster, name: str, way: str) -> None:
+        self._connect = partial(cluster.connect, name)
         self._way = way
         self._stop = threading.Event()
         self.delays: list[float] = []
@@ -294,13 +292,14 @@ class Consumers:
         return held
 
 
-def stream(stage: Stage, way: str, seconds: float, release: str | None = None, is_held: bool = False) -> Stream:
-    with stage.database(release) as name, stage.cluster.connect(name, autocommit=False) as reader:
-        prepare(stage, name)
+def stream(stage: Stage, way: str, seconds: float, build: str | None = None, is_held: bool = False) -> Stream:
+    cluster = stage.cluster_of(build)
+    with stage.database(build) as name, cluster.connect(name, autocommit=False) as reader:
+        prepare(cluster, name)
         if is_held:
             reader.isolation_level = IsolationLevel.REPEATABLE_READ
             reader.execute("select count(*) from ulak.queue")
-        return Consumers(stage, name, way).stream(seconds)
+        return Consumers(cluster, name, way).stream(seconds)
 
 
 def streamed(found: Stream) -> tuple[Quantity, ...]:
@@ -344,7 +343,7 @@ def snapshot(stage: Stage) -> Iterator[Figure]:
 def killed(stage: Stage) -> Iterator[Figure]:
     """One of two consumers is killed with a batch; the other one waits as it would."""
     with stage.database() as name, stage.cluster.connect(name) as db, stage.cluster.connect(name) as other:
-        prepare(stage, name)
+        prepare(stage.cluster, name)
         db.execute(f"select ulak.send_batch('shop', array(select {PAYLOADS}))", [BATCH])
         with stage.cluster.connect(name) as victim:
             victim.execute(f"select count(*) from ulak.claim('victim', {BATCH}, 'shop', '{LEASE} s')")
@@ -368,4 +367,5 @@ def killed(stage: Stage) -> Iterator[Figure]:
 PART = Part(
     "External workers: 16 consumers, batches of 25, 256-byte jobs",
     {"backlog": backlog, "steady": steady, "snapshot": snapshot, "killed": killed},
+    compares=True,
 )

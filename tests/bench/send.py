@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
+from support.cluster import Cluster
 from support.sessions import gather
 
 from bench import storage
@@ -51,22 +52,22 @@ class Shop:
     """A database with this many messages waiting, in ulak's queue and in a plain table like it. An empty one is emptied again before each
     sample."""
 
-    def __init__(self, stage: Stage, database: str, waiting: int = 0) -> None:
-        self._cluster = stage.cluster
+    def __init__(self, cluster: Cluster, database: str, waiting: int = 0) -> None:
+        self._cluster = cluster
         self._database = database
         self._waiting = waiting
-        self._pgbench = Pgbench(stage.cluster, stage.cluster.folder)
+        self._pgbench = Pgbench(cluster, cluster.folder)
         self._scripts: dict[str, Path] = {
             name: self._pgbench.script(f"send {number}", statement)
             for number, (name, statement) in enumerate(STATEMENTS.items())
         }
-        with stage.cluster.connect(database) as db:
+        with cluster.connect(database) as db:
             db.execute("select ulak.create_endpoint('shop', 'pull', '{}')")
             # The limit is checked as always, and never reached.
             db.execute("select ulak.configure('max_queue_size', '100000000')")
             storage.create_plain(db, "plain")
         gather([self._fill, self._fill_plain])
-        stage.cluster.execute("checkpoint")
+        cluster.execute("checkpoint")
 
     def _fill(self) -> None:
         with self._cluster.connect(self._database) as db:
@@ -124,7 +125,7 @@ def clients(stage: Stage) -> Iterator[Figure]:
         for commit in ("off", "on")
     }
     with stage.database() as database:
-        shop = Shop(stage, database)
+        shop = Shop(stage.cluster, database)
         parts: dict[str, Callable[[], Sample]] = {
             f"{case}: {statement}": partial(
                 shop.sample, statement, stage.scaled(1500 if number == 1 else 6000, 80), number, commit
@@ -143,7 +144,7 @@ def backlog(stage: Stage) -> Iterator[Figure]:
     with ExitStack() as stack:
         parts: dict[str, Callable[[], Sample]] = {}
         for depth in depths:
-            shop = Shop(stage, stack.enter_context(stage.database()), depth)
+            shop = Shop(stage.cluster, stack.enter_context(stage.database()), depth)
             for statement in ("plain insert", "send()"):
                 parts[f"{statement} at {depth:,}, 1"] = partial(shop.sample, statement, stage.scaled(1500, 50))
             parts[f"send() at {depth:,}, 8"] = partial(shop.sample, "send()", stage.scaled(6000, 80), 8)
@@ -165,7 +166,7 @@ def backlog(stage: Stage) -> Iterator[Figure]:
 def options(stage: Stage) -> Iterator[Figure]:
     names = [name for name in STATEMENTS if "with" in name]
     with stage.database() as database:
-        shop = Shop(stage, database)
+        shop = Shop(stage.cluster, database)
         measured = compared(stage, {name: partial(shop.sample, name, stage.scaled(1500, 50)) for name in names}, 5)
     for name in names[1:]:
         yield figure(f"{name}, 1 client", measured[name], measured[names[0]])
@@ -174,7 +175,7 @@ def options(stage: Stage) -> Iterator[Figure]:
 def batch(stage: Stage) -> Iterator[Figure]:
     names = [name for name in STATEMENTS if "batch" in name]
     with stage.database() as database:
-        shop = Shop(stage, database)
+        shop = Shop(stage.cluster, database)
         measured = compared(stage, {name: partial(shop.sample, name, stage.scaled(10, 2)) for name in names}, 5)
     plain, send = (measured[name] for name in names)
     yield Figure(

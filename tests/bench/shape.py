@@ -1,7 +1,7 @@
 """What the shape of the stored data costs: WAL and processor from send() to the archive, an event for many, size, and growth while vacuum can't
 remove anything.
 
-All of it beside the release that it is compared with, in databases of the same server. Full-page images are off, since they depend on when the
+All of it beside the revision that it is compared with, on a server of its own. Full-page images are off, since they depend on when the
 last checkpoint was. Bytes don't depend on what else the machine does; the times do.
 """
 
@@ -33,7 +33,7 @@ DB = psycopg.Connection[Any]
 # Bytes of a payload, and of WAL that it may cost from send() to the archive.
 WAL_REQUIRED = {250: 1700, 1000: 2500, 1800: 3300}
 PROCESSOR_REQUIRED = 1.0
-# Times the release's.
+# Times the other revision's.
 PUBLISH_WAL_REQUIRED = 0.35
 PUBLISH_TIME_REQUIRED = 0.8
 SIZE_REQUIRED = 1.0
@@ -62,8 +62,8 @@ def times(new: float, old: float, what: str = "", required: float | None = None)
 
 
 class Way:
-    """An endpoint whose messages are sent one by one, and by 500 claimed and settled, which archives them. What VACUUM and a checkpoint have to do
-    after that is shown, but it isn't part of the way."""
+    """An endpoint whose messages are sent one by one, claimed and settled by 500, and archived. What VACUUM and a checkpoint have to do after
+    that is shown, but it isn't part of the way."""
 
     def __init__(self, cluster: Cluster, db: DB, size: int, messages: int) -> None:
         self._cluster = cluster
@@ -81,7 +81,7 @@ class Way:
         self.written.append({})
         self.used.append({})
         began = time.perf_counter()
-        for name, step in {"send": self._send, "claim and settle": self._deliver}.items():
+        for name, step in {"send": self._send, "claim and settle": self._deliver, "archive": self._archive}.items():
             self._measure(name, step)
         elapsed = (time.perf_counter() - began) * 1e6 / self._messages
         used = sum(self.used[-1].values())
@@ -115,6 +115,9 @@ class Way:
     def _deliver(self) -> None:
         assert sum(DELIVERED.deliver(self._db, self._messages)) == self._messages
 
+    def _archive(self) -> None:
+        storage.archive(self._db)
+
     # The first round, which plans and fills the caches, doesn't count.
 
     def wal(self) -> float:
@@ -130,23 +133,23 @@ def way(stage: Stage) -> Iterator[Figure]:
     messages = stage.scaled(5000, 500)
     with ExitStack() as stack:
         ways = {
-            (size, release): Way(
-                stage.cluster,
-                stack.enter_context(stage.cluster.connect(stack.enter_context(stage.database(release)))),
+            (size, build): Way(
+                stage.cluster_of(build),
+                stack.enter_context(stage.session(build)),
                 size,
                 messages,
             )
             for size in WAL_REQUIRED
-            for release in stage.releases
+            for build in stage.builds
         }
         measured = interleave({key: each.sample for key, each in ways.items()}, stage.rounds(7))
     stage.details["way"] = {
-        f"{name_of(release)}{size}": {
+        f"{name_of(build)}{size}": {
             "wal": each.written,
             "processor": each.used,
-            "samples": measured[size, release].samples,
+            "samples": measured[size, build].samples,
         }
-        for (size, release), each in ways.items()
+        for (size, build), each in ways.items()
     }
     for size, required in WAL_REQUIRED.items():
         new = ways[size, None]
@@ -155,10 +158,10 @@ def way(stage: Stage) -> Iterator[Figure]:
             old = ways[size, stage.against]
             quantities += [Quantity(old.wal(), "bytes", f"with {stage.against}"), times(new.wal(), old.wal())]
         yield Figure(f"a payload of {size:,} bytes, send() to archive", *quantities, headline=True)
-        for release in stage.releases:
-            yield Figure(f"  {name_of(release)}step by step", *ways[size, release].steps())
+        for build in stage.builds:
+            yield Figure(f"  {name_of(build)}step by step", *ways[size, build].steps())
     for size in WAL_REQUIRED:
-        yield processor(stage, size, {release: measured[size, release] for release in stage.releases})
+        yield processor(stage, size, {build: measured[size, build] for build in stage.builds})
 
 
 def processor(stage: Stage, size: int, measured: dict[str | None, Measured]) -> Figure:
@@ -206,17 +209,12 @@ class Publisher:
 def publish(stage: Stage) -> Iterator[Figure]:
     count = stage.scaled(1000, 100)
     with ExitStack() as stack:
-        publishers = {
-            release: Publisher(
-                stack.enter_context(stage.cluster.connect(stack.enter_context(stage.database(release)))), count
-            )
-            for release in stage.releases
-        }
+        publishers = {build: Publisher(stack.enter_context(stage.session(build)), count) for build in stage.builds}
         parts: dict[str | None, Callable[[], Sample]] = {
-            release: publisher.sample for release, publisher in publishers.items()
+            build: publisher.sample for build, publisher in publishers.items()
         }
         measured = interleave(parts, stage.rounds(15))
-    written = {release: statistics.median(publisher.written) for release, publisher in publishers.items()}
+    written = {build: statistics.median(publisher.written) for build, publisher in publishers.items()}
     wal = [Quantity(written[None] / count, "bytes", "of WAL each")]
     took = [Quantity(measured[None].elapsed / 1000, "ms")]
     if stage.against is not None:
@@ -231,7 +229,7 @@ def publish(stage: Stage) -> Iterator[Figure]:
             Quantity(new.times_processor(old), "times", "its processor"),
             Quantity(new.least_times(old), "times", "the lesser", required=PUBLISH_TIME_REQUIRED),
         ]
-    stage.details["publish"] = {name_of(release): measured[release].samples for release in stage.releases}
+    stage.details["publish"] = {name_of(build): measured[build].samples for build in stage.builds}
     name = f"publish() of {KILOBYTE:,} bytes to {count:,} subscribers"
     yield Figure(f"{name}, WAL", *wal, headline=True)
     yield Figure(f"{name}, time", *took, headline=True)
@@ -240,10 +238,10 @@ def publish(stage: Stage) -> Iterator[Figure]:
 # What waits.
 
 
-def waiting(stage: Stage, release: str | None, messages: int, size: int) -> int:
+def waiting(stage: Stage, build: str | None, messages: int, size: int) -> int:
     """Bytes of tables and indexes."""
     batch = 1000
-    with stage.database(release) as name, stage.cluster.connect(name) as db:
+    with stage.session(build) as db:
         db.execute("select ulak.create_endpoint('shop', 'pull', '{}')")
         db.execute("select ulak.configure('max_queue_size', '0')")
         before = storage.bytes_of(db)
@@ -257,7 +255,7 @@ def waiting(stage: Stage, release: str | None, messages: int, size: int) -> int:
 
 def size(stage: Stage) -> Iterator[Figure]:
     count = stage.scaled(1_000_000, 1000)
-    found = {release: waiting(stage, release, count, KILOBYTE) / count for release in stage.releases}
+    found = {build: waiting(stage, build, count, KILOBYTE) / count for build in stage.builds}
     quantities = [Quantity(found[None], "bytes", "each")]
     if stage.against is not None:
         old = found[stage.against]
@@ -280,9 +278,9 @@ class Grown(NamedTuple):
     send_p99: float
 
 
-def grown(stage: Stage, release: str | None, seconds: int, size: int) -> Grown:
+def grown(stage: Stage, build: str | None, seconds: int, size: int) -> Grown:
     """Delivered by one worker, with maintenance and VACUUM each minute."""
-    with stage.site(release) as site:
+    with stage.site(build) as site:
         site.http("shop", stage.receiver)
         with horizon.Schedule(site), horizon.old_snapshot(site):
             before = storage.bytes_of(site.db)
@@ -298,8 +296,8 @@ def snapshot(stage: Stage) -> Iterator[Figure]:
     """Growth is given per message: a busy machine may send fewer than it should."""
     seconds = stage.scaled(SNAPSHOT_SECONDS, 2)
     for bytes in (KILOBYTE,):
-        found = {release: grown(stage, release, seconds, bytes) for release in stage.releases}
-        stage.details[f"snapshot {bytes}"] = {name_of(release): each._asdict() for release, each in found.items()}
+        found = {build: grown(stage, build, seconds, bytes) for build in stage.builds}
+        stage.details[f"snapshot {bytes}"] = {name_of(build): each._asdict() for build, each in found.items()}
         new = found[None]
         quantities = [
             Quantity(new.growth, "bytes", "each"),
@@ -321,7 +319,8 @@ def snapshot(stage: Stage) -> Iterator[Figure]:
 
 
 PART = Part(
-    "What is written and stored for a message, full-page images off, synchronous_commit = off; each beside the release",
+    "What is written and stored for a message, full-page images off, synchronous_commit = off; each beside the other revision",
     {"way": way, "publish": publish, "size": size, "snapshot": snapshot},
     QUIET | {"full_page_writes": False},
+    compares=True,
 )

@@ -1,8 +1,8 @@
 """What every part of the bench is given: a server, fresh databases in it, a receiver, and how much work to do.
 
-Old beside new: an installed script of a release carries all of it, its Python too, so a database with the released version
-stands beside one with the version under test on the same server. The parts `released`, `breadth` and `ordering` do their work
-in both in turn, and what they ask for is a ratio of two figures of the same minute; a rate alone says more about the machine.
+Old beside new: with `--against REVISION` the extension of that revision is built, too, and has a server of its own. The parts `against`,
+`breadth`, `ordering`, `pull` and `shape` do their work on both in turn, and what they ask for is a ratio of two figures of the same
+minute; a rate alone says more about the machine.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
-from support.cluster import TEMPLATE, Cluster, Settings
+import psycopg
+from support.cluster import PROJECT, TEMPLATE, Cluster, Settings
 from support.nginx import nginx
 from support.site import Site
 
@@ -29,8 +31,8 @@ SERVER: Settings = {
     "shared_buffers": "1GB",
 }
 
-# How a database is called that has this version of the extension and nothing else.
-RELEASED = f"{TEMPLATE}_{{}}"
+# Servers by what they have: the revision to compare with comes first, if any, and None is the version under test.
+Clusters = Mapping[str | None, Cluster]
 
 # For parts that compare small costs: a round must not pay for another one's rows.
 QUIET: Settings = {"autovacuum": False}
@@ -38,25 +40,27 @@ QUIET: Settings = {"autovacuum": False}
 _numbers = itertools.count(1)
 
 
-def name_of(release: str | None) -> str:
+def name_of(build: str | None) -> str:
     """What the names of its figures begin with. The version under test has none."""
-    return "" if release is None else f"{release}: "
+    return "" if build is None else f"{build}: "
 
 
 class Stage:
     def __init__(
         self,
-        cluster: Cluster,
+        clusters: Clusters,
         scale: float,
         resources: ExitStack,
-        against: str | None = None,
         # Medians are taken.
         least_rounds: int = 3,
     ) -> None:
-        self.cluster = cluster
+        self.cluster = clusters[None]
         self.scale = scale
-        # The release that the version under test is compared with; None: with none.
-        self.against = against
+        # What is measured in turn.
+        self.builds = list(clusters)
+        # The revision that the version under test is compared with; None: with none.
+        self.against = next((build for build in clusters if build is not None), None)
+        self._clusters = clusters
         self._least_rounds = least_rounds
         # What doesn't fit into a table, for the file.
         self.details: dict[str, Any] = {}
@@ -74,31 +78,25 @@ class Stage:
         """The URL of an nginx that answers at once."""
         return self._resources.enter_context(nginx(self.cluster.folder / "nginx"))
 
-    @property
-    def releases(self) -> list[str | None]:
-        """What is measured in turn: the release to compare with, if any, and the version under test, which is None."""
-        return [None] if self.against is None else [self.against, None]
+    def cluster_of(self, build: str | None) -> Cluster:
+        return self._clusters[build]
 
     @contextmanager
-    def database(self, release: str | None = None) -> Iterator[str]:
+    def database(self, build: str | None = None) -> Iterator[str]:
         """A fresh one with the extension."""
-        with self.cluster.database(f"bench_{next(_numbers)}", self._template(release)) as name:
+        with self.cluster_of(build).database(f"bench_{next(_numbers)}", TEMPLATE) as name:
             yield name
 
-    def _template(self, release: str | None) -> str:
-        if release is None:
-            return TEMPLATE
-        name = RELEASED.format(release)
-        with self.cluster.connect() as db:
-            is_there = db.execute("select from pg_database where datname = %s", [name]).fetchone() is not None
-        if not is_there:
-            self.cluster.install(self.cluster.create_database(name), release)
-        return name
+    @contextmanager
+    def session(self, build: str | None = None) -> Iterator[psycopg.Connection[Any]]:
+        """In a fresh database."""
+        with self.database(build) as name, self.cluster_of(build).connect(name) as db:
+            yield db
 
     @contextmanager
-    def site(self, release: str | None = None) -> Iterator[Site]:
-        with self.database(release) as name:
-            site = Site(self.cluster, name)
+    def site(self, build: str | None = None) -> Iterator[Site]:
+        with self.database(build) as name:
+            site = Site(self.cluster_of(build), name)
             try:
                 yield site
             finally:
@@ -115,11 +113,14 @@ class Part:
     about: str
     sections: Mapping[str, Section]
     settings: Settings = field(default_factory=dict)
+    # With another revision, if one is named.
+    compares: bool = False
 
 
 @contextmanager
-def server() -> Iterator[Cluster]:
-    cluster = Cluster.create(settings=SERVER)
+def server(project: Path = PROJECT) -> Iterator[Cluster]:
+    """With the extension of that project, which has its path: so each build needs a server of its own."""
+    cluster = Cluster.create(settings=SERVER, project=project)
     try:
         cluster.install(cluster.create_database(TEMPLATE))
         yield cluster

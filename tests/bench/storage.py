@@ -1,7 +1,7 @@
 """Where a version keeps its messages, so that a part can fill, empty and vacuum them whatever version a database has.
 
-Up to 0.2.0 a message is one row of the table ulak.queue with its payload, and stays there for an hour after its delivery. Since then
-ulak.queue is a view: a message is a narrow row of ulak_private.deliveries, its payload is in ulak_private.events, and what is delivered is in the archive at
+Revisions of 0.2.0 have a message as one row of the table ulak.queue with its payload, and it stays there for an hour after its delivery.
+Since then ulak.queue is a view: a message is a narrow row of ulak_private.deliveries, its payload is in ulak_private.events, and what is delivered is in the archive at
 once.
 """
 
@@ -54,7 +54,7 @@ def tables_of(db: DB) -> Tables:
 
 
 def private(db: DB, name: str) -> str:
-    """A private function by the name that it has there: up to 0.2.0 there was one schema."""
+    """A private function by the name that it has there: 0.2.0 had one schema."""
     return f"ulak._{name}" if tables_of(db) is OLD else f"ulak_private.{name}"
 
 
@@ -103,10 +103,17 @@ def create_plain(db: DB, name: str) -> None:
     tables = tables_of(db)
     db.execute(f"create table {name} (like {tables.waiting} including all)")  # type: ignore[arg-type]
     if tables is NEW:
-        db.execute(f"alter table {name} alter event_id drop not null, add payload jsonb")  # type: ignore[arg-type]
+        db.execute(f"alter table {name} alter event_id drop not null, add column if not exists payload jsonb")  # type: ignore[arg-type]
         db.execute(
             f"create unique index on {name} (endpoint_id, idempotency_key) where idempotency_key is not null"  # type: ignore[arg-type]
         )
+
+
+def archive(db: DB) -> None:
+    """What was delivered. Settling does it, but with 0.2.0 it was a step of its own."""
+    if tables_of(db) is OLD:
+        while db.execute("select ulak.archive_completed_messages(0, 1000, clock_timestamp())").fetchone() != (0,):
+            pass
 
 
 def bytes_of(db: DB) -> int:

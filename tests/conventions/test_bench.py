@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 from bench import claim, horizon, peers
-from bench.__main__ import DEFAULT, PARTS, part_of, released
+from bench.__main__ import DEFAULT, PARTS, part_of
 from bench.figures import Figure, Quantity, markdown, plain
 from bench.stage import Stage
-from support.cluster import Cluster, CommandFailed
+from support.cluster import TEMPLATE, Cluster, CommandFailed
 from support.timed_receiver import timed_receiver
 from support.world import FULL
 
@@ -25,11 +25,20 @@ SECTIONS = [
 ]
 
 
+@pytest.fixture(scope="module")
+def other() -> Iterator[Cluster]:
+    """As the server of another revision: it has the same extension."""
+    other = Cluster.create(in_memory=True)
+    other.install(other.create_database(TEMPLATE))
+    yield other
+    other.remove()
+
+
 @pytest.fixture
-def stage(cluster: Cluster, template: str) -> Iterator[Stage]:
+def stage(cluster: Cluster, template: str, other: Cluster) -> Iterator[Stage]:
     """Nothing is fetched for it: its receiver is not nginx. Once is enough."""
     with ExitStack() as resources, timed_receiver() as receiver:
-        stage = Stage(cluster, 0.001, resources, released()[-1], least_rounds=1)
+        stage = Stage({"other": other, None: cluster}, 0.001, resources, least_rounds=1)
         stage.__dict__["receiver"] = receiver.url
         yield stage
 

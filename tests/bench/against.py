@@ -1,8 +1,8 @@
-"""The version under test beside the last release: sending, claiming, delivery to one endpoint (in batches and to a broker, too),
+"""The version under test beside another revision: sending, claiming, delivery to one endpoint (in batches and to a broker, too),
 light traffic.
 
-Nothing may become slower. Each figure is the median of interleaved rounds in two databases of the same server; `--against` a release with
-the same code shows how much of it is noise.
+Nothing may become slower. Each figure is the median of interleaved rounds on two servers; `--against HEAD` shows how much of it is
+noise.
 """
 
 from __future__ import annotations
@@ -59,15 +59,13 @@ def compared(
 def send(stage: Stage) -> Iterator[Figure]:
     parts: dict[tuple[str, str | None], Callable[[], Sample]] = {}
     with ExitStack() as stack:
-        for release in stage.releases:
-            shop = Shop(stage, stack.enter_context(stage.database(release)))
+        for build in stage.builds:
+            shop = Shop(stage.cluster_of(build), stack.enter_context(stage.database(build)))
             for name, (transactions, clients) in SENDS.items():
                 statement = name.removesuffix(" by 8 clients")
-                parts[name, release] = partial(
-                    shop.sample, statement, stage.scaled(transactions, 10 * clients), clients
-                )
-        # By statement and not by release: what is compared is done one after the other.
-        order = [(name, release) for name in SENDS for release in stage.releases]
+                parts[name, build] = partial(shop.sample, statement, stage.scaled(transactions, 10 * clients), clients)
+        # By statement and not by build: what is compared is done one after the other.
+        order = [(name, build) for name in SENDS for build in stage.builds]
         measured = interleave({key: parts[key] for key in order}, stage.rounds(7))
     for name in SENDS:
         yield from compared(stage, "", measured, [name], BATCH if "batch" in name else 1)
@@ -78,26 +76,26 @@ def claims(stage: Stage) -> Iterator[Figure]:
     rounds = stage.rounds(9)
     parts: dict[tuple[str, str | None], Callable[[], Sample]] = {}
     with ExitStack() as stack:
-        for release in stage.releases:
-            db = stack.enter_context(stage.cluster.connect(stack.enter_context(stage.database(release))))
+        for build in stage.builds:
+            db = stack.enter_context(stage.session(build))
             prepare(db)
             add_due(db, (rounds + 1) * LIMIT // BUSY)
             storage.vacuum(db)
             db.execute("set jit = off")
-            parts[f"a claim of {LIMIT}", release] = partial(sample, db, partial(claim, db))
+            parts[f"a claim of {LIMIT}", build] = partial(sample, db, partial(claim, db))
         measured = interleave(parts, rounds)
     yield from compared(stage, "", measured, [f"a claim of {LIMIT}"])
     name = f"claimed by {LIMIT} and settled"
     count = stage.scaled(DELIVERED.messages // 2, LIMIT) // BUSY * BUSY
-    parts = {(name, release): partial(DELIVERED.run, stage, count, release) for release in stage.releases}
+    parts = {(name, build): partial(DELIVERED.run, stage, count, build) for build in stage.builds}
     yield from compared(stage, "", interleave(parts, stage.rounds(4), unmeasured=0), [name])
 
 
 def delivery(stage: Stage) -> Iterator[Figure]:
     count = stage.scaled(30_000, 500)
 
-    def delivered(release: str | None, workers: int, protocol: str, config: dict[str, Any]) -> Sample:
-        with stage.site(release) as site:
+    def delivered(build: str | None, workers: int, protocol: str, config: dict[str, Any]) -> Sample:
+        with stage.site(build) as site:
             site.db.execute("checkpoint")
             site.endpoint("shop", config, None, protocol)
             fill(site, "shop", count)
@@ -113,15 +111,13 @@ def delivery(stage: Stage) -> Iterator[Figure]:
             f"{count:,} messages to Redis": (1, "redis", stream),
         }
         parts = {
-            (name, release): partial(delivered, release, *case)
-            for name, case in cases.items()
-            for release in stage.releases
+            (name, build): partial(delivered, build, *case) for name, case in cases.items() for build in stage.builds
         }
         yield from compared(stage, "", interleave(parts, stage.rounds(5), unmeasured=0), list(cases))
 
 
 class Paced(NamedTuple):
-    """Messages that come one by one, and what is asked of them beside the last release."""
+    """Messages that come one by one, and what is asked of them beside the other revision."""
 
     name: str
     messages: int
@@ -143,14 +139,14 @@ def paced(case: Paced, stage: Stage) -> Iterator[Figure]:
     used: dict[str | None, list[float]] = {}
     with ExitStack() as stack:
         shops = {
-            release: Light(stack.enter_context(stage.site(release)), stack.enter_context(timed_receiver()), 1)
-            for release in stage.releases
+            build: Light(stack.enter_context(stage.site(build)), stack.enter_context(timed_receiver()), 1)
+            for build in stage.builds
         }
         for _ in range(rounds):
-            for release, shop in shops.items():
-                found.setdefault(release, []).append(shop.latencies(block, 1, case.rate))
-                used.setdefault(release, []).append(shop.used)
-    medians = {release: [percentile(each, 0.5) for each in blocks] for release, blocks in found.items()}
+            for build, shop in shops.items():
+                found.setdefault(build, []).append(shop.latencies(block, 1, case.rate))
+                used.setdefault(build, []).append(shop.used)
+    medians = {build: [percentile(each, 0.5) for each in blocks] for build, blocks in found.items()}
     quantities = [
         Quantity(statistics.median(medians[None]), "ms", "p50", required=case.milliseconds),
         Quantity(percentile([each for one in found[None] for each in one], 0.99), "ms", "p99"),
@@ -167,7 +163,7 @@ def paced(case: Paced, stage: Stage) -> Iterator[Figure]:
 
 
 PART = Part(
-    "The version under test beside a release in the same run; of time and processor the lesser is asked for, since the machine "
+    "The version under test beside another revision in the same run; of time and processor the lesser is asked for, since the machine "
     "may have been busy with something else, or the clock too coarse",
     {
         "send": send,
@@ -177,4 +173,5 @@ PART = Part(
         "steady": partial(paced, STEADY),
     },
     QUIET,
+    compares=True,
 )
