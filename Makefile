@@ -8,13 +8,12 @@ BUILD ?= build
 SCHEMA := $(sort $(wildcard sql/schema/*.sql))
 REPLAYED := $(BUILD)/python.sql $(sort $(wildcard sql/code/*/*.sql))
 SCRIPT := $(BUILD)/ulak--$(EXTVERSION).sql
-# Only upgrades to this version are built; those to earlier ones are frozen in sql/released.
-UPGRADES := $(patsubst sql/upgrade/%.sql,$(BUILD)/ulak--%.sql,$(wildcard sql/upgrade/*--$(EXTVERSION).sql))
-# What an upgrade does after its own steps, and after the code.
+# sql/upgrade/OLD--NEXT.sql has the steps from one version to the next. Each earlier version gets an upgrade straight to this one.
 STEPS := $(wildcard sql/upgrade/*.sql)
+EARLIER := $(foreach step,$(notdir $(STEPS)),$(firstword $(subst --, ,$(step))))
+UPGRADES := $(EARLIER:%=$(BUILD)/ulak--%--$(EXTVERSION).sql)
 
 DATA_built = $(SCRIPT) $(UPGRADES)
-DATA = $(filter-out $(patsubst $(BUILD)/%,sql/released/%,$(DATA_built)),$(wildcard sql/released/*.sql))
 EXTRA_CLEAN = $(BUILD)
 # Beside the server's programs; Debian's package has it in /usr/bin.
 SETUP ?= control/ulak-setup
@@ -37,12 +36,13 @@ $(BUILD)/python.sql: plpython/embed.py plpython/loader.py $(shell find plpython/
 $(SCRIPT): $(SCHEMA) $(REPLAYED) sql/schema sql/code control/ulak.control
 	cat $(SCHEMA) $(REPLAYED) > $@
 
-$(UPGRADES): $(BUILD)/ulak--%.sql: sql/upgrade/%.sql $(STEPS) $(REPLAYED) sql/code
-	cat $< $(filter sql/upgrade/$*.move.sql,$(STEPS)) $(REPLAYED) $(filter sql/upgrade/$*.sessions.sql,$(STEPS)) > $@
+# The steps from that version on, in the order of versions, and then the code.
+$(UPGRADES): $(BUILD)/ulak--%--$(EXTVERSION).sql: $(STEPS) $(REPLAYED) sql/code control/ulak.control
+	cat $$(ls -v $(STEPS) | sed -n '/\/$*--/,$$p') $(REPLAYED) > $@
 
 sql: $(PLAIN) ## build the plain script: no PL/Python, no superuser, for managed PostgreSQL
 
-$(PLAIN): $(SCHEMA) $(REPLAYED) $(STEPS) sql/schema sql/code sql/upgrade sql/plain.py sql/plain $(wildcard sql/plain/*) control/ulak.control
+$(PLAIN): $(SCHEMA) $(REPLAYED) $(STEPS) sql/schema sql/code $(wildcard sql/upgrade) sql/plain.py sql/plain $(wildcard sql/plain/*) control/ulak.control
 	python3 -B sql/plain.py $(EXTVERSION) $(SCHEMA) $(STEPS) $(REPLAYED) > $@
 
 deb: ## build Debian's packages for each server that is installed, into build/deb (needs debhelper, postgresql-server-dev-all)

@@ -27,7 +27,7 @@ def meta() -> dict[str, object]:
         "license": "postgresql",
         "provides": {
             "ulak": {
-                "file": f"sql/released/ulak--{version}.sql" if is_released(version) else "sql/schema",
+                "file": "sql/schema",
                 "docfile": "README.md",
                 "version": version,
                 "abstract": given["comment"],
@@ -44,10 +44,6 @@ def meta() -> dict[str, object]:
         "tags": ["outbox", "webhooks", "message queue", "delivery", "retry", "circuit breaker"],
         "release_status": "testing",
     }
-
-
-def is_released(version: str) -> bool:
-    return (CONTROL.parent.parent / f"sql/released/ulak--{version}.sql").exists()
 
 
 if __name__ == "__main__":

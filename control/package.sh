@@ -23,6 +23,8 @@ copy_project() {
     rm -rf "$1"
     mkdir -p "$1"
     cp -R Makefile README.md CHANGELOG.md LICENSE control docker plpython sql "$1"
+    # For tests alone.
+    rm -rf "$1/sql/released"
     find "$1" -name __pycache__ -prune -exec rm -rf {} +
 }
 

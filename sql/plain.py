@@ -16,8 +16,6 @@ import sys
 from pathlib import Path
 
 SQL = Path(__file__).resolve().parent
-# Earlier versions had no plain script.
-FIRST = (0, 2, 0)
 # Public functions that PL/Python does the work of.
 LEFT_OUT = ("report", "ping", "curl", "run_worker")
 
@@ -79,18 +77,6 @@ class Builder:
         head = found[0][: found.start("tag") - found.start()].replace("language plpython3u", "language plpgsql")
         return f"{head}$plpgsql${self.filled(STUB)}$plpgsql$;\n"
 
-    def upgrades(self, files: list[Path]) -> dict[str, tuple[str, str]]:
-        """What each upgrade does before and after the code, by the version that it starts from."""
-        steps = {}
-        for path in sorted(files, key=lambda path: numbers(path.name.split("--")[0])):
-            before = path.name.split("--")[0]
-            if numbers(before) >= FIRST and not path.stem.endswith((".move", ".sessions")):
-                move, sessions = (path.with_suffix(f".{part}.sql") for part in ("move", "sessions"))
-                first = [path, *(part for part in files if part == move)]
-                last = [part for part in files if part == sessions]
-                steps[before] = (self.joined(first), self.joined(last))
-        return steps
-
     def joined(self, paths: list[Path]) -> str:
         return "".join(self.plain(path.read_text("utf-8")) for path in paths)
 
@@ -98,30 +84,32 @@ class Builder:
         return f"select {condition} as ulak_is_due \\gset\n\\if :ulak_is_due\n\n{text}\n\\endif\n\n"
 
     def script(self, schema: list[Path], replayed: list[Path], upgrades: list[Path]) -> str:
-        steps = self.upgrades(upgrades)
-        versions = ", ".join(f"'{version}'" for version in [*steps, self.version])
-        parts = [self.own("begin.sql").replace("@versions@", versions)]
+        steps = {earlier(path): path for path in sorted(upgrades, key=lambda path: numbers(earlier(path)))}
+        parts = [self.own("begin.sql").replace("@versions@", quoted([*steps, self.version]))]
         parts.append(
             self.only_if(
                 "current_setting('ulak.installed') = ''",
                 self.joined([path for path in schema if path.name != "90_dump.sql"]),
             )
         )
-        for number, before in enumerate(steps):
-            # A step also follows the one before it.
-            passed = ", ".join(f"'{version}'" for version in [*steps][: number + 1])
-            parts.append(self.only_if(f"current_setting('ulak.installed') in ({passed})", steps[before][0]))
+        for number, path in enumerate(steps.values(), 1):
+            # Also after the steps before it.
+            passed = quoted([*steps][:number])
+            parts.append(self.only_if(f"current_setting('ulak.installed') in ({passed})", self.joined([path])))
         parts.append(self.joined(replayed))
-        # Sessions are of the version that was here.
-        parts += [
-            self.only_if(f"current_setting('ulak.installed') = '{before}'", last)
-            for before, (_, last) in steps.items()
-            if last
-        ]
         parts.append(self.own("end.sql"))
         if unknown := set(self.replacements) - set(self.replaced):
             sys.exit(f"sql/plain replaces what sql/code doesn't have: {', '.join(sorted(unknown))}")
         return "".join(parts)
+
+
+def earlier(step: Path) -> str:
+    """The version that a step starts from."""
+    return step.name.split("--")[0]
+
+
+def quoted(versions: list[str]) -> str:
+    return ", ".join(f"'{version}'" for version in versions)
 
 
 def numbers(version: str) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ COPY control control
 COPY plpython plpython
 COPY sql sql
 RUN make build && mkdir -p /files/share/extension /files/licenses \
-    && cp control/ulak.control sql/released/ulak--*.sql build/ulak--*.sql /files/share/extension/
+    && cp control/ulak.control build/ulak--*.sql /files/share/extension/
 COPY LICENSE /files/licenses/ulak
 
 FROM scratch

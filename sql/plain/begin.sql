@@ -22,21 +22,18 @@ set local check_function_bodies = off;
 do $plpgsql$
 declare
     v_installed text := '';
-    -- Where its private functions are. 0.2.0 had one schema.
-    v_schema text;
 begin
     if exists (select from pg_extension e where e.extname = 'ulak') then
         raise exception 'ulak is installed here as an extension'
             using errcode = '55000', hint = 'alter extension ulak update;';
     end if;
-    select s.nspname into v_schema
-    from pg_namespace n
-    join pg_proc p on p.proowner = n.nspowner and p.proname in ('has_python', '_has_python')
-    join pg_namespace s on s.oid = p.pronamespace and s.nspowner = n.nspowner and s.nspname in ('ulak', 'ulak_private')
-    where n.nspname = 'ulak'
-    order by s.nspname desc
-    limit 1;
-    if found then
+    if exists (
+        select
+        from pg_namespace n
+        join pg_proc p on p.proowner = n.nspowner and p.proname = 'has_python'
+        join pg_namespace s on s.oid = p.pronamespace and s.nspowner = n.nspowner and s.nspname = 'ulak_private'
+        where n.nspname = 'ulak'
+    ) then
         -- Nothing in the schema of another role is called.
         if not exists (select from pg_namespace n where n.nspname = 'ulak' and n.nspowner = to_regrole(quote_ident(current_user))) then
             raise exception 'ulak belongs to another role here'
@@ -45,10 +42,10 @@ begin
                     detail = (select format('Its owner is %I, you are %I.', pg_get_userbyid(n.nspowner), current_user) from pg_namespace n where n.nspname = 'ulak'),
                     hint = (select format('Run this script as %I.', pg_get_userbyid(n.nspowner)) from pg_namespace n where n.nspname = 'ulak');
         end if;
-        execute format('select %I.%I()', v_schema, case v_schema when 'ulak' then '_version' else 'version' end) into v_installed;
+        v_installed := ulak_private.version();
         if v_installed <> all (array[@versions@]) then
             raise exception 'ulak % is installed here, and this script can''t make % of it', v_installed, '@version@'
-                using errcode = '55000', hint = 'Run the plain scripts of the versions in between, in their order.';
+                using errcode = '55000', hint = 'Run the script of that version or of a later one.';
         end if;
     end if;
     if not pg_has_role(current_user, 'pg_monitor', 'usage') then

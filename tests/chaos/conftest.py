@@ -22,7 +22,6 @@ _numbers = itertools.count(1)
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "full: runs in make chaos only")
-    config.addinivalue_line("markers", "release(version): its world begins with that release of the extension")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -43,12 +42,11 @@ def victim() -> Iterator[Cluster]:
 @pytest.fixture
 def world(request: pytest.FixtureRequest, victim: Cluster, tmp_path: Path) -> Iterator[World]:
     name = f"world_{next(_numbers)}"
-    release = request.node.get_closest_marker("release")
-    if release is None:
-        victim.create_database(name, TEMPLATE)
+    # A test of upgrades may ask for the last release.
+    if release := getattr(request, "param", None):
+        victim.install(victim.create_database(name), release)
     else:
-        victim.create_database(name)
-        victim.install(name, *release.args)
+        victim.create_database(name, TEMPLATE)
     with Recorder(tmp_path / "arrivals") as recorder:
         yield World(victim, name, recorder)
     if not victim.is_running():

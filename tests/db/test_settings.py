@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import psycopg
 import pytest
-from support.cluster import PROJECT, Connect
+from support.cluster import Connect
 from support.errors import refused
 
 DB = psycopg.Connection[Any]
-
-# Name, default and range of each setting of 0.2.0 that has a range.
-RELEASED = re.findall(
-    r"^        \('(\w+)', 'integer', '(\d+)', (\d+), (\d+), null",
-    (PROJECT / "sql/released/ulak--0.2.0.sql").read_text(),
-    re.MULTILINE,
-)
 
 
 def value(db: DB, name: str) -> str:
     row = db.execute("select ulak.setting(%s)", [name]).fetchone()
     assert row is not None
     return str(row[0])
-
-
-def test_defaults_and_ranges_are_those_of_the_last_release(db: DB) -> None:
-    found = set(db.execute("select name, default_value, minimum::text, maximum::text from ulak.settings").fetchall())
-
-    assert len(RELEASED) > 20
-    assert set(RELEASED) - found == set()
 
 
 def test_a_setting_has_its_default_until_it_is_changed(db: DB) -> None:

@@ -1,4 +1,4 @@
-"""Doors opened again: for attacks that 0.1.0 doesn't know, or that it withstood."""
+"""Doors opened again, one at a time: a test of tests/security has to notice."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from support.copies import NEXT, current_version, make_next_release
 from support.errors import refused
 from support.finished import column, value
 from support.plain import OWNER, PlainCluster, build_script
+from support.releases import FIRST, SECOND, make_releases
 from support.rows import fill
 
 DB = psycopg.Connection[Any]
@@ -184,23 +185,27 @@ def test_a_second_run_changes_nothing(plain: PlainCluster, shop: DB, script: Pat
     assert catalog.lost(rows, after) == catalog.lost(after, rows) == []
 
 
-def test_the_script_of_a_later_version_upgrades(plain: PlainCluster, shop: DB, bare: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("by_way_of", [[], [FIRST]], ids=["at once", "one by one"])
+def test_the_script_of_a_later_version_upgrades(
+    plain: PlainCluster, shop: DB, bare: str, tmp_path: Path, by_way_of: list[str]
+) -> None:
     shop.execute("select ulak.create_endpoint('shop', 'pull', '{}'), ulak.send('shop', '{}')")
-    rows = catalog.contents(shop)
-    project = make_next_release(tmp_path)
-    step = "create table ulak.later (id integer primary key);\n"
-    (project / "sql/schema/99_later.sql").write_text(step)
-    registered = "select pg_catalog.pg_extension_config_dump('ulak.later', '');\n"
-    (project / f"sql/upgrade/{current_version()}--{NEXT}.sql").write_text(step + registered)
-    script = build_script(tmp_path / "built", project)
+    before = catalog.contents(shop, by_partition=False)
+    projects = make_releases(tmp_path)
+    for each in by_way_of:
+        plain.run_script(shop.info.dbname, build_script(tmp_path / each, projects.first))
+        assert value(shop, "select ulak_private.version()") == each
+    script = build_script(tmp_path / "built", projects.second)
 
     for database in (shop.info.dbname, bare):
         plain.run_script(database, script)
 
     with plain.connect(bare) as fresh:
-        assert value(shop, "select ulak_private.version()") == value(fresh, "select ulak_private.version()") == NEXT
+        assert value(shop, "select ulak_private.version()") == value(fresh, "select ulak_private.version()") == SECOND
         assert catalog.differences(catalog.snapshot(shop), catalog.snapshot(fresh)) == []
-    assert catalog.lost(rows, catalog.contents(shop)) == []
+    after = catalog.kept(before, catalog.contents(shop, by_partition=False))
+    before = catalog.kept(before, before)
+    assert catalog.lost(before, after) == catalog.lost(after, before) == []
     # The next run of the same script has nothing to upgrade.
     plain.run_script(shop.info.dbname, script)
 

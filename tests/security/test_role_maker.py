@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 from support.cluster import ROLES, Cluster
+from support.copies import make_next_release, use
 from support.errors import refused
 
 DB = psycopg.Connection[Any]
@@ -154,14 +156,16 @@ def test_a_restore_installs_and_warns(fresh: Cluster, tmp_path: Any) -> None:
     )
 
 
-def test_an_upgrade_refuses_a_prepared_new_role_and_only_warns_about_old_ones(fresh: Cluster) -> None:
+def test_an_upgrade_refuses_a_prepared_new_role_and_only_warns_about_old_ones(fresh: Cluster, tmp_path: Path) -> None:
+    fresh.install("app")
     with fresh.connect("app") as db:
-        db.execute("create extension ulak version '0.1.0' cascade")
-        db.execute("alter role ulak_monitor createrole; create role ulak_consumer login")
+        db.execute("alter role ulak_monitor createrole; drop owned by ulak_node; drop role ulak_node")
+        db.execute("create role ulak_node login")
+        use(db, make_next_release(tmp_path))
         denied = refused(db, "alter extension ulak update")
-        assert denied.message_detail == "ulak_consumer can log in."
+        assert denied.message_detail == "ulak_node can log in."
 
-        db.execute("alter role ulak_consumer nologin")
+        db.execute("alter role ulak_node nologin")
         told: list[str] = []
         db.add_notice_handler(lambda notice: told.append(f"{notice.severity}: {notice.message_primary}"))
         db.execute("alter extension ulak update")

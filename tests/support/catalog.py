@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from collections.abc import Collection
 from typing import Any
 
 import psycopg
@@ -226,3 +228,18 @@ def lost(before: dict[str, list[str]], after: dict[str, list[str]]) -> list[str]
     """One line per table of which not every row is there again, with the number of those that aren't."""
     missing = {name: Counter(rows) - Counter(after.get(name, [])) for name, rows in before.items()}
     return [f"{name}: {rows.total()}" for name, rows in sorted(missing.items()) if rows]
+
+
+def kept(before: dict[str, list[str]], after: dict[str, list[str]]) -> dict[str, list[str]]:
+    """What is there after an upgrade, by the columns that there were before it."""
+    found = {}
+    for name, rows in before.items():
+        columns = json.loads(rows[0]).keys() if rows and rows[0].startswith("{") else None
+        found[name] = [narrow(row, columns) if columns else row for row in after.get(name, [])]
+    return found
+
+
+def narrow(row: str, columns: Collection[str]) -> str:
+    """As row_to_json() writes it."""
+    given = json.loads(row)
+    return json.dumps({name: given[name] for name in columns}, separators=(",", ":"), ensure_ascii=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import lzma
 import os
 import re
 import shutil
@@ -17,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg import sql
 
-from support import earlier_releases
 from support.files import write_whole
 from support.ports import start_on_free_port
 from support.sessions import hold, patience, wait_until
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 PROJECT = Path(__file__).resolve().parents[2]
 PG_CONFIG = os.environ.get("PG_CONFIG", "pg_config")
 WORK = Path(os.environ.get("ULAK_WORK", tempfile.gettempdir()))
-# An earlier release to install instead: tests of what was fixed since then must fail.
-RELEASE = os.environ.get("ULAK_RELEASE")
 # Cloning a database in memory takes a sixth of the time. Taken where it is at least as large as the tests need.
 MEMORY = Path("/dev/shm")
 MEMORY_NEEDED = 2 << 30
@@ -66,13 +64,13 @@ def run(command: Sequence[str | Path], **options: Any) -> str:
 
 
 def stage_extension(folder: Path, project: Path = PROJECT, pg_config: str = PG_CONFIG) -> Path:
-    """`make install` into folder/stage: nothing of the system is touched."""
+    """`make install` into folder/stage, and the script of the last release beside it: nothing of the system is touched."""
     stage = folder / "stage"
     variables = [f"PG_CONFIG={pg_config}", f"BUILD={folder}/build", f"DESTDIR={stage}"]
     run(["make", "-s", "-C", str(project), "install", *variables])
-    if RELEASE:
+    for path in (project / "sql/released").glob("ulak--*.sql.xz"):
         (control,) = stage.rglob("ulak.control")
-        control.write_text(re.sub(r"(?m)^default_version = .*", f"default_version = '{RELEASE}'", control.read_text()))
+        (control.parent / path.stem).write_bytes(lzma.decompress(path.read_bytes()))
     return stage
 
 
@@ -350,21 +348,18 @@ class Cluster:
         return Janitor(self, *of)
 
     def install(self, database: str, version: str | None = None) -> None:
-        """CREATE EXTENSION, of this version or of the one under test, and a login role for each of its roles."""
+        """CREATE EXTENSION, of this version or of the project's own, and a login role for each of its roles."""
         wanted = sql.SQL("") if version is None else sql.SQL(" version {}").format(sql.Literal(version))
         with self.connect(database) as connection:
             # They have members, from a database before this one.
             connection.execute("set ulak.accept_roles = on")
             connection.execute(sql.SQL("create extension ulak{} cascade").format(wanted))
-            # An earlier release has fewer of them.
+            # Another revision, which the bench compares with, may have fewer of them.
             for role in ROLES:
                 if connection.execute("select to_regrole(%s)", [role]).fetchone() == (None,):
                     continue
                 self.ensure_login(connection, f"test_{role}", member_of=role)
             self.ensure_login(connection, "nobody")
-            if RELEASE == earlier_releases.FIRST:
-                self.ensure_login(connection, "test_ulak_consumer", member_of="ulak_worker")
-                connection.execute(earlier_releases.STAND_INS)
 
     def uninstall(self, database: str) -> None:
         self.execute("drop extension ulak cascade", database)

@@ -106,7 +106,6 @@ class WorkerSession:
         self.pid = connection.info.backend_pid
         self.notices: list[str] = []
         connection.add_notice_handler(lambda notice: self.notices.append(notice.message_primary or ""))
-        # 0.1.0 doesn't know of the last one.
         call = "call ulak.run_worker(%s::integer, %s" + (", p_is_scheduled => true)" if is_scheduled else ")")
         self.call = Running(lambda: connection.execute(call, [slot, seconds]))  # type: ignore[call-overload]
 

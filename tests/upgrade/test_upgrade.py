@@ -1,4 +1,4 @@
-"""ALTER EXTENSION UPDATE leads to the same database as a fresh install, from each release and to a made-up next one."""
+"""ALTER EXTENSION UPDATE to a version that has other code, but no steps. With steps: test_releases.py."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import psycopg
 import pytest
 from support import catalog
-from support.cluster import PROJECT, Cluster, stage_extension
-from support.copies import NEXT, current_version, make_next_release, use
+from support.cluster import Cluster
+from support.copies import NEXT, make_next_release, use
 from support.rows import fill
 
 DB = psycopg.Connection[Any]
@@ -25,26 +25,6 @@ def next_project(tmp_path: Path) -> Path:
 def fresh(cluster: Cluster, empty_database: str) -> Iterator[DB]:
     with cluster.connect(empty_database) as connection:
         yield connection
-
-
-RELEASED = sorted((PROJECT / "sql/released").glob("ulak--*.sql"))
-INSTALLS = [path.stem.removeprefix("ulak--") for path in RELEASED if path.stem.count("--") == 1]
-
-
-@pytest.mark.parametrize("release", INSTALLS)
-def test_a_database_of_an_earlier_release_becomes_a_fresh_one(
-    cluster: Cluster, db: DB, empty_database: str, release: str
-) -> None:
-    with cluster.connect(empty_database) as old:
-        old.execute(f"create extension ulak version '{release}' cascade")
-
-        old.execute("alter extension ulak update")
-
-        assert old.execute("select extversion from pg_extension where extname = 'ulak'").fetchone() == (
-            current_version(),
-        )
-        old.execute("select ulak_private.forget_0_2_0()")
-        assert catalog.differences(catalog.snapshot(old), catalog.snapshot(db)) == []
 
 
 def test_an_upgraded_database_equals_a_fresh_one(db: DB, fresh: DB, next_project: Path) -> None:
@@ -102,15 +82,6 @@ def test_an_upgrade_replaces_the_python_of_a_running_session(db: DB, next_projec
     db.execute(import_probe)
 
     assert notices == ["next"]
-
-
-def test_only_upgrades_to_this_version_are_built(next_project: Path) -> None:
-    (next_project / "sql/upgrade/0.0.1--0.0.2.sql").write_text("-- Released long ago.\n")
-
-    stage_extension(next_project.parent / "staged", next_project)
-
-    built = sorted(path.name for path in (next_project.parent / "staged/build").glob("ulak--*.sql"))
-    assert built == [f"ulak--{current_version()}--{NEXT}.sql", f"ulak--{NEXT}.sql"]
 
 
 def test_replayed_code_locks_no_table_against_writers(db: DB, next_project: Path) -> None:
