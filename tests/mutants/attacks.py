@@ -271,11 +271,21 @@ MUTANTS = [
         (f"{RECEIVER}::test_what_a_receiver_decodes_of_a_messages_path_reaches_no_monitor",),
     ),
     Mutant(
-        "fail: in the consumer's words",
+        "fail: with a secret of the endpoint",
         "sql/code/5_settling/reports.sql",
-        "ulak_private.error_line(ulak_private.without_message(v_reason, p_id))",
-        "ulak_private.error_line(v_reason)",
-        (f"{PULL_WORKER}::test_its_errors_repeat_nothing_of_the_message",),
+        "foreach v_secret in array p_secrets loop",
+        "foreach v_secret in array p_secrets[1:0] loop",
+        (f"{PULL_WORKER}::test_its_reasons_show_no_secret_that_its_endpoint_names",),
+    ),
+    Mutant(
+        "fail: with secrets of others",
+        "sql/code/4_claiming/external_workers.sql",
+        """    if not ulak_private.works_everywhere() then
+        p_ids := ulak_private.workable_messages(p_ids);
+    end if;
+    if p_retry_after is not null then""",
+        "    if p_retry_after is not null then",
+        (f"{PULL_WORKER}::test_its_reasons_show_no_secret_that_its_endpoint_names",),
     ),
     # The network.
     Mutant(

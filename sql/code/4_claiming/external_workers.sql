@@ -391,7 +391,11 @@ declare
     -- Not `perform`, which takes ten times as long.
     v_is_valid boolean := ulak_private.check_reports(p_ids, p_attempts, p_errors, p_retry_after, p_responses);
     v_retry_after integer[];
+    v_secrets text[];
 begin
+    if not ulak_private.works_everywhere() then
+        p_ids := ulak_private.workable_messages(p_ids);
+    end if;
     if p_retry_after is not null then
         perform ulak_private.check_interval('p_retry_after', r, interval '1 day') from unnest(p_retry_after) r where r is not null;
         v_retry_after := array(select ceil(extract(epoch from r))::integer from unnest(p_retry_after) r);
@@ -400,9 +404,10 @@ begin
     if num_nonnulls(variadic p_errors) = 0 then
         p_errors := null;
     elsif p_errors is not null then
+        v_secrets := ulak_private.secrets_of(p_ids);
         p_errors := array(
-            select case when e.error is not null then ulak_private.reported_error(e.error, e.id) end
-            from unnest(p_ids, p_errors) with ordinality e(id, error, place)
+            select case when e.error is not null then ulak_private.reported_error(e.error, v_secrets) end
+            from unnest(p_errors) with ordinality e(error, place)
             order by e.place
         );
     end if;
@@ -412,9 +417,6 @@ begin
     -- Settling reads attempts by their number.
     if array_ndims(p_attempts) > 1 or array_lower(p_attempts, 1) <> 1 then
         p_attempts := array(select a from unnest(p_attempts) a);
-    end if;
-    if not ulak_private.works_everywhere() then
-        p_ids := ulak_private.workable_messages(p_ids);
     end if;
     return ulak_private.settle(p_worker, p_ids, p_attempts, p_errors, v_retry_after, p_responses, p_now);
 end

@@ -1,7 +1,8 @@
--- External workers' reports as they are stored: responses, and errors on one line, without anything quoted from the message.
+-- External workers' reports as they are stored: responses, and errors on one line.
 
--- The error as it is stored. If the worker names the class itself, the class is always kept, because it decides what happens to the message.
-create or replace function ulak_private.reported_error(p_error text, p_id bigint)
+-- A worker's reason in its own words, but for the secrets that configs name. If the worker names the class itself, the class is always
+-- kept, because it decides what happens to the message. Secrets are masked before the line is cut: the cut may go through one.
+create or replace function ulak_private.reported_error(p_error text, p_secrets text[])
 returns text
 language plpgsql
 stable
@@ -9,72 +10,36 @@ as $plpgsql$
 declare
     v_class text := coalesce(substring(p_error from E'^\\[(RETRYABLE|PERMANENT|DISABLE)\\]'), 'RETRYABLE');
     v_reason text := regexp_replace(p_error, E'^\\[(RETRYABLE|PERMANENT|DISABLE)\\]\\s*', '');
+    v_secret text;
 begin
-    return format(
-        '[%s] %s', v_class, coalesce(nullif(ulak_private.error_line(ulak_private.without_message(v_reason, p_id)), ''), 'no reason given')
-    );
-end
-$plpgsql$;
-
--- A worker's reason without quotes from the message or from a secret that its endpoint's config names, because monitors and the log show it.
--- The rules are those of the worker in the database: texts and numbers of at least four characters are hidden, and a reason that quotes a
--- piece of a longer text is dropped altogether.
-create or replace function ulak_private.without_message(p_error text, p_id bigint)
-returns text
-language plpgsql
-stable
-as $plpgsql$
-declare
-    v_reason text := left(p_error, 4000);
-    v_lower text := lower(v_reason collate "C");
-    v_message record;
-    v_sent text[];
-    v_value text;
-begin
-    select q.payload, q.headers, e.config into v_message
-    from ulak.queue q
-    left join ulak.endpoints e on e.id = q.endpoint_id
-    where q.id = p_id;
-    if v_reason is null or not found then
-        return v_reason;
-    elsif pg_column_size(v_message.payload) > 1048576 then
-        return 'the reason is left out: the payload is too large to be searched for in it';
-    end if;
-    v_sent := array(
-        select distinct lower(s.value collate "C")
-        from (
-            select v #>> '{}'
-            from jsonb_path_query(jsonb_build_array(v_message.payload, v_message.headers), 'strict $.**') v
-            where jsonb_typeof(v) in ('string', 'number')
-            union all
-            -- Keys that look like data rather than field names.
-            select k #>> '{}'
-            from jsonb_path_query(v_message.payload, 'strict $.** ? (@.type() == "object").keyvalue().key') k
-            where k #>> '{}' !~ '^[A-Za-z_$][A-Za-z_.$-]*$'
-            union all
-            select v.value
-            from jsonb_each_text(ulak_private.secret_values(ulak_private.secret_names(v_message.config))) v
-        ) s(value)
-        where length(s.value) >= 4
-    );
-    for v_value in select s from unnest(v_sent) s where strpos(v_lower, s) > 0 order by length(s) desc loop
-        v_reason := regexp_replace(v_reason, '***=' || v_value, '****', 'gi');
+    foreach v_secret in array p_secrets loop
+        v_reason := regexp_replace(v_reason, '***=' || v_secret, '****', 'gi');
     end loop;
-    v_lower := lower(v_reason collate "C");
-    if exists (
-        select
-        from generate_series(1, length(v_lower) - 11, 12) w(place)
-        cross join unnest(v_sent) s(value)
-        where length(s.value) >= 12 and strpos(s.value, substr(v_lower, w.place, 12)) > 0
-    ) then
-        return 'the reason is left out: it repeats the payload';
-    end if;
-    return v_reason;
+    return format('[%s] %s', v_class, coalesce(nullif(ulak_private.error_line(v_reason), ''), 'no reason given'));
 end
 $plpgsql$;
 
--- An error on one line and cut to length, like those of the worker in the database: monitors show it, every failed cycle keeps it, and
--- the server's log gets it. Invisible characters, and those that XML or terminals can't handle, become spaces, as in
+-- The secrets that the configs of these messages' endpoints name, the longest first. Shorter ones protect nothing (see
+-- plpython/ulak/safety/mask.py).
+create or replace function ulak_private.secrets_of(p_ids bigint[])
+returns text[]
+language sql
+stable
+set enable_seqscan = off
+set enable_bitmapscan = off
+as $sql$
+    select array(
+        select s.value
+        from ulak.endpoints e
+        cross join lateral jsonb_each_text(ulak_private.secret_values(ulak_private.secret_names(e.config))) s
+        where e.id in (select q.endpoint_id from unnest(p_ids) r(id) join ulak_private.deliveries q on q.id between r.id and r.id)
+            and length(s.value) >= 4
+        order by length(s.value) desc
+    )
+$sql$;
+
+-- An error on one line and cut to length, like those of the worker in the database: monitors read it, and every failed cycle keeps it.
+-- Invisible characters, and those that XML or terminals can't handle, become spaces, as in
 -- plpython/ulak/safety/text.py. Their code points are known only in UTF-8.
 create or replace function ulak_private.error_line(p_error text)
 returns text
