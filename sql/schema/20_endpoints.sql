@@ -29,12 +29,9 @@ create table ulak.endpoints (
     circuit_window_started_at timestamptz,
     circuit_window_requests integer,
     circuit_window_failures integer,
-    dead_notified_at timestamptz,
     last_error text,
     slow_start_limit integer,
     max_pending integer,
-    dead_log_started_at timestamptz,
-    dead_log_letters integer,
     circuit_broken_since timestamptz,
     is_restricted boolean not null default false,
     failing_since timestamptz,
@@ -68,12 +65,9 @@ comment on column ulak.endpoints.circuit_probe_id is 'message that probes a half
 comment on column ulak.endpoints.circuit_probe_attempt is 'attempt number of that probe, so that an older attempt of the same message doesn''t count';
 comment on column ulak.endpoints.circuit_window_started_at is 'start of the breaker''s current window (failure-rate mode)';
 comment on column ulak.endpoints.circuit_window_requests is 'outcomes counted in that window';
-comment on column ulak.endpoints.dead_notified_at is 'last NOTIFY about dead letters: at most one a second';
 comment on column ulak.endpoints.circuit_window_failures is 'failures among them';
 comment on column ulak.endpoints.slow_start_limit is 'most messages in flight while a circuit that has closed is eased back into traffic; null: no such limit';
 comment on column ulak.endpoints.max_pending is 'most messages that may wait for it: the config''s max_pending, else the setting; null: any number';
-comment on column ulak.endpoints.dead_log_started_at is 'start of the minute whose dead letters dead_log_letters counts';
-comment on column ulak.endpoints.dead_log_letters is 'dead letters of that minute: the first ten have a line of the server''s log each';
 comment on column ulak.endpoints.circuit_broken_since is 'since when the breaker has not been closed; null while it is';
 comment on column ulak.endpoints.is_restricted is 'true: only roles with a grant may send to it';
 comment on column ulak.endpoints.failing_since is 'first failure after the last success, for endpoints with disable_after; exact to a minute';
@@ -90,14 +84,12 @@ comment on column ulak.endpoints.last_error is 'the error of last_failure_at';
 -- a session that has written it keeps it locked until it commits, and the breaker needs the endpoint's row.
 create table ulak_private.endpoint_headroom (
     endpoint_id bigint primary key references ulak.endpoints (id) on delete cascade,
-    safe_to bigint not null default 0,
-    overflow_logged_at timestamptz
+    safe_to bigint not null default 0
 );
 
 comment on table ulak_private.endpoint_headroom is 'how far send() may go without probing what waits for an endpoint; private to ulak';
 comment on column ulak_private.endpoint_headroom.endpoint_id is 'an endpoint with max_pending';
 comment on column ulak_private.endpoint_headroom.safe_to is 'messages with ids up to this one fit for certain';
-comment on column ulak_private.endpoint_headroom.overflow_logged_at is 'last line of the server''s log about messages that did not fit: at most one a minute';
 
 -- Granted to nobody: only SECURITY DEFINER functions of the extension read it.
 create table ulak_private.secrets (

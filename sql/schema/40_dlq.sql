@@ -55,6 +55,7 @@ create table ulak_private.dead_counts (
     event_type text,
     cause text,
     letters integer not null,
+    skipped integer not null,
     counted_at timestamptz not null
 );
 
@@ -101,4 +102,5 @@ comment on column ulak_private.dead_counts.endpoint_name is 'its name';
 comment on column ulak_private.dead_counts.event_type is 'their event type, if they have one';
 comment on column ulak_private.dead_counts.cause is 'their error; numbers are left out';
 comment on column ulak_private.dead_counts.letters is 'how many';
+comment on column ulak_private.dead_counts.skipped is 'how many of them had no ulak.message.dead, because the queue was full';
 comment on column ulak_private.dead_counts.counted_at is 'when';

@@ -15,7 +15,7 @@ from support.site import Site
 from support.world import FULL
 
 USAGE = "select pg_notification_queue_usage()"
-NOTIFY = "select pg_notify('ulak_events', '')"
+NOTIFY = "select pg_notify('ulak_bell', '')"
 # Each takes a page of 8 kB. The texts differ, since PostgreSQL drops what a transaction says twice.
 NOISE = "select count(pg_notify('noise', rpad(%s || n, 7999))) from generate_series(1, %s) n"
 

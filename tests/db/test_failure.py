@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from typing import Any
 
-import psycopg
 import pytest
-from support.cluster import Cluster, Connect
 from support.queue import Queue
-from support.sessions import patience
 
 GONE = {"url": "https://example.com", "auto_disable_on_gone": True}
 
@@ -181,89 +176,6 @@ def test_every_death_is_in_the_event_log_without_the_payload(queue: Queue) -> No
     assert "swordfish" not in str(event)
 
 
-def written(cluster: Cluster, since: int) -> list[str]:
-    """What the server has logged since then, but for its prefix."""
-    with cluster.log.open() as log:
-        log.seek(since)
-        return [line.rstrip("\n").split("LOG:  ")[-1] for line in log]
-
-
-def test_every_death_is_one_structured_line_of_the_servers_log(queue: Queue, cluster: Cluster) -> None:
-    before = cluster.log.stat().st_size
-    ids = [queue.send(payload={"secret": "swordfish"}) for _ in range(2)]
-
-    for claim in queue.claim(2):
-        queue.fail(claim, 'said "no"', permanent=True)
-
-    # Nothing else: neither the calls that led there nor the statement.
-    lines = written(cluster, before)
-    letters = queue.rows("select id, message_id, original_message_id from ulak.dlq order by id")
-    assert [letter["original_message_id"] for letter in letters] == ids
-    assert [json.loads(line.removeprefix("ulak: dead letter: ")) for line in lines] == [
-        {
-            "message": letter["original_message_id"],
-            "message_id": str(letter["message_id"]),
-            "dlq_id": letter["id"],
-            "endpoint": "shop",
-            "sender": "postgres",
-            "attempts": 1,
-            "error_class": "permanent",
-            "error": '[PERMANENT] said "no"',
-        }
-        for letter in letters
-    ]
-
-
-def test_a_minute_of_an_endpoint_has_ten_lines_and_the_next_one_says_how_many_were_left_out(
-    queue: Queue, cluster: Cluster
-) -> None:
-    queue.endpoint("other")
-    queue.send_many(30)
-    queue.send("other")
-    before = cluster.log.stat().st_size
-
-    for place, claim in enumerate(queue.claim(29, endpoint="shop")):
-        queue.fail(claim, permanent=True, now=place)
-    queue.fail(queue.claim_one(endpoint="other"), permanent=True, now=30)
-    lines = written(cluster, before)
-    queue.fail(queue.claim_one(endpoint="shop"), permanent=True, now=61)
-    later = written(cluster, before)[len(lines) :]
-
-    assert [line.count('"shop"') for line in lines] == [1] * 10 + [0]
-    assert '"letters": 19' in later[0]
-    assert '"endpoint": "shop"' in later[0]
-    assert later[1].startswith("ulak: dead letter: ")
-    assert len(later) == 2
-
-
-def test_maintenance_says_what_was_left_out_when_no_other_death_follows(queue: Queue, cluster: Cluster) -> None:
-    for id in queue.send_many(15):
-        queue.bury(id)
-    before = cluster.log.stat().st_size
-
-    queue.db.execute("select ulak_private.close_dead_logs(%s)", [queue.at(59)])
-    assert written(cluster, before) == []
-    queue.db.execute("select ulak_private.close_dead_logs(%s)", [queue.at(60)])
-    queue.db.execute("select ulak_private.close_dead_logs(%s)", [queue.at(120)])
-
-    (line,) = written(cluster, before)
-    assert '"letters": 5' in line
-
-
-def test_messages_that_do_not_fit_are_one_line_a_minute(queue: Queue, cluster: Cluster) -> None:
-    queue.endpoint("small", {"max_pending": 1, "when_full": "dead_letter"})
-    before = cluster.log.stat().st_size
-
-    queue.send_many(5, "small")
-    queue.send("small")
-
-    (line,) = written(cluster, before)
-    said, facts = line.split(": {")
-    assert said == "ulak: endpoint is full, messages for it become dead letters"
-    told = json.loads("{" + facts)
-    assert (told["endpoint"], told["max_pending"], told["error_class"]) == ("small", 1, "permanent")
-
-
 def test_a_retry_is_not_worth_an_event(queue: Queue) -> None:
     queue.send()
     before = queue.events()
@@ -329,74 +241,7 @@ def test_an_endpoint_that_is_disabled_already_is_not_disabled_again(queue: Queue
     assert queue.events("endpoint.disabled") == ["endpoint.disabled"]
 
 
-# NOTIFY: needs commits.
-
-
-@pytest.fixture
-def committed(db: psycopg.Connection[Any]) -> Queue:
-    queue = Queue(db)
-    queue.endpoint("a")
-    queue.endpoint("b")
-    return queue
-
-
-def heard(listener: psycopg.Connection[Any]) -> list[Any]:
-    """What was notified until now: a notification of our own is the last."""
-    listener.execute("notify ulak_events, '\"end\"'")
-    told: list[Any] = []
-    for notification in listener.notifies(timeout=patience()):
-        if notification.payload == '"end"':
-            break
-        told.append(json.loads(notification.payload))
-    return told
-
-
-def briefly(queue: Queue, told: list[Any]) -> list[Any]:
-    """Without the facts about the last letter, which are in every announcement."""
-    for each in told:
-        logged = queue.value(
-            "select detail from ulak.event_log where event = 'message.dead' and message_id = %s", each["last"]
-        )
-        assert {name: each.pop(name) for name in logged} == logged
-        assert logged.keys() >= {"dlq_id", "message_id", "sender", "attempts", "error_class", "error"}
-    return told
-
-
-def test_deaths_are_notified_at_most_once_a_second_and_endpoint(committed: Queue, connect: Connect) -> None:
-    listener = connect()
-    listener.execute("listen ulak_events")
-    first, *_ = committed.send_many(4, "a")
-    (other,) = committed.send_many(1, "b")
-
-    for now in (1, 1.5, 1.999, 2):
-        committed.fail(committed.claim_one(endpoint="a", now=now), permanent=True, now=now)
-    committed.fail(committed.claim_one(endpoint="b", now=2), permanent=True, now=2)
-
-    assert briefly(committed, heard(listener)) == [
-        {"event": "message.dead", "endpoint": "a", "messages": 1, "last": first},
-        {"event": "message.dead", "endpoint": "a", "messages": 1, "last": first + 3},
-        {"event": "message.dead", "endpoint": "b", "messages": 1, "last": other},
-    ]
-
-
-def test_many_deaths_at_once_are_one_notification_each_endpoint(committed: Queue, connect: Connect) -> None:
-    listener = connect()
-    listener.execute("listen ulak_events")
-    ids = committed.send_many(3, "a")
-    others = committed.send_many(2, "b")
-    claims = committed.claim(10)
-
-    committed.value(
-        "select ulak_private.settle_many('w', %s, %s, %s)",
-        [claim.id for claim in claims],
-        [1] * 5,
-        ["[PERMANENT] no"] * 5,
-    )
-
-    assert briefly(committed, heard(listener)) == [
-        {"event": "message.dead", "endpoint": "a", "messages": 3, "last": ids[-1]},
-        {"event": "message.dead", "endpoint": "b", "messages": 2, "last": others[-1]},
-    ]
+# Every way to a dead letter.
 
 
 def fail_it(queue: Queue) -> None:
@@ -432,24 +277,23 @@ def send_it_to_a_full_endpoint(queue: Queue) -> None:
 @pytest.mark.parametrize(
     "way", [fail_it, let_its_lease_run_out, take_it_out, drop_its_endpoint, send_it_to_a_full_endpoint]
 )
-def test_every_way_to_a_dead_letter_is_announced(
-    committed: Queue, connect: Connect, cluster: Cluster, way: Callable[[Queue], None]
-) -> None:
-    listener = connect()
-    listener.execute("listen ulak_events")
-    before = cluster.log.stat().st_size
+def test_every_way_to_a_dead_letter_is_logged_told_and_counted(queue: Queue, way: Callable[[Queue], None]) -> None:
+    queue.endpoint("a")
+    queue.endpoint("ops")
+    queue.call("subscribe", "ulak.message.dead", "ops")
+    queue.call("subscribe", "ulak.endpoint.dead_letters", "ops")
 
-    way(committed)
+    way(queue)
+    queue.db.execute("select ulak_private.tell_digests(now())")
 
-    (letter,) = committed.rows("select id, original_message_id, endpoint_name from ulak.dlq")
-    (told,) = briefly(committed, heard(listener))
-    assert told == {
-        "event": "message.dead",
-        "endpoint": letter["endpoint_name"],
-        "messages": 1,
-        "last": letter["original_message_id"],
-    }
-    (line,) = [line for line in written(cluster, before) if line.startswith("ulak: ") and "dead letter" in line]
-    assert json.loads(line[line.index("{") :])["dlq_id"] == letter["id"]
-    assert committed.status(letter["original_message_id"]) == "failed"
-    assert committed.value("select count(*) from ulak_private.deliveries where status = 'failed'") == 0
+    (letter,) = queue.rows("select id, original_message_id, endpoint_name from ulak.dlq")
+    logged = queue.column("select detail from ulak.event_log where event = 'message.dead'")
+    event, digest = queue.column(
+        "select payload from ulak.queue where metadata ->> 'event_type' like 'ulak.%%' order by id"
+    )
+    assert [facts["dlq_id"] for facts in logged] == [event["dlq_id"]] == [letter["id"]]
+    assert (event["endpoint"], event["message"]) == (letter["endpoint_name"], letter["original_message_id"])
+    assert event.keys() >= {"message_id", "sender", "attempts", "error_class", "error"}
+    assert (digest["endpoint"], digest["letters"], digest["skipped"]) == (letter["endpoint_name"], 1, 0)
+    assert queue.status(letter["original_message_id"]) == "failed"
+    assert queue.value("select count(*) from ulak_private.deliveries where status = 'failed'") == 0

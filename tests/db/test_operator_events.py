@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 from uuid import uuid4
 
 import psycopg
 import pytest
-from support.cluster import Connect
+from support.cluster import Cluster, Connect
 from support.queue import Queue
 from support.sessions import Running
 
@@ -223,6 +224,16 @@ def test_a_full_queue_never_makes_a_settle_fail(ops: Queue) -> None:
     )
 
 
+def test_what_an_endpoint_announces_is_owed_by_a_full_queue_too(ops: Queue) -> None:
+    ops.call("alter_endpoint", "shop", {"announce": ["dead"]})
+    first = ops.send("shop")
+    ops.call("configure", "max_queue_size", "1")
+
+    ops.bury(first)
+
+    assert [event["message"] for event in told(ops)] == [first]
+
+
 def test_an_endpoint_that_is_being_dropped_delays_no_other(db: psycopg.Connection[Any], connect: Connect) -> None:
     queue = Queue(db)
     queue.endpoint("shop")
@@ -275,7 +286,7 @@ def test_many_dead_letters_are_one_digest_for_each_endpoint(pager: Queue) -> Non
 
     shop, billing = told(pager, "pager")
     assert (shop["type"], shop["endpoint"]) == ("ulak.endpoint.dead_letters", "shop")
-    assert (shop["letters"], shop["others"]) == (4, 0)
+    assert (shop["letters"], shop["others"], shop["skipped"]) == (4, 0, 0)
     assert shop["counts"] == [
         {"event_type": "sold", "error": "[PERMANENT] HTTP 503 after # s", "letters": 3},
         {"error": "[PERMANENT] refused", "letters": 1},
@@ -323,3 +334,87 @@ def test_a_digest_that_cannot_be_delivered_is_in_no_digest(pager: Queue) -> None
     digest(pager, 120)
 
     assert told(pager, "pager") == told(pager, "boss") == []
+
+
+def test_a_digest_is_owed_by_a_full_queue_and_says_how_many_letters_had_no_event_of_their_own(pager: Queue) -> None:
+    """A filter counts: nobody wanted an event about `billing`."""
+    pager.endpoint("programs")
+    pager.call("subscribe", "ulak.message.dead", "programs", filter={"endpoint": "shop"})
+    pager.bury(pager.send("shop"))
+    ids = [*pager.send_many(3, "shop"), pager.send("billing")]
+    pager.call("configure", "max_queue_size", "1")
+
+    for id in ids:
+        pager.bury(id)
+    digest(pager, 60)
+
+    assert len(told(pager, "programs")) == 1
+    assert [(event["endpoint"], event["letters"], event["skipped"]) for event in told(pager, "pager")] == [
+        ("shop", 4, 3),
+        ("billing", 1, 0),
+    ]
+
+
+# The server's log.
+
+
+def logged(cluster: Cluster, since: int) -> list[Any]:
+    """What its lines about dead letters say. Context follows on lines of its own, where ulak can't leave it out."""
+    with cluster.log.open() as log:
+        log.seek(since)
+        lines = [line.split("LOG:  ulak: dead letters: ") for line in log if "dead" in line]
+    assert all(len(parts) == 2 for parts in lines)
+    return [json.loads(facts) for _, facts in lines]
+
+
+def test_the_servers_log_has_nothing_of_dead_letters_unless_somebody_asks_for_it(
+    queue: Queue, cluster: Cluster
+) -> None:
+    before = cluster.log.stat().st_size
+    queue.endpoint("shop")
+    queue.endpoint("small", {"max_pending": 1, "when_full": "dead_letter"})
+
+    queue.bury(queue.send("shop"))
+    queue.send_many(5, "small")
+    digest(queue, 60)
+
+    assert logged(cluster, before) == []
+
+
+def test_a_digest_is_no_line_of_the_servers_log(pager: Queue, cluster: Cluster) -> None:
+    before = cluster.log.stat().st_size
+
+    pager.bury(pager.send("shop"))
+    digest(pager, 60)
+
+    assert len(told(pager, "pager")) == 1
+    assert logged(cluster, before) == []
+
+
+def test_each_minute_of_an_endpoint_is_one_line_with_its_name_and_how_many(queue: Queue, cluster: Cluster) -> None:
+    queue.call("configure", "log_dead_letters", "true")
+    before = cluster.log.stat().st_size
+    queue.endpoint("shop")
+    queue.endpoint("small", {"max_pending": 1, "when_full": "dead_letter"})
+
+    for n in range(3):
+        queue.bury(queue.send("shop"), f"refused by {chr(97 + n)}")
+    queue.send_many(5, "small")
+    digest(queue, 60)
+    digest(queue, 120)
+
+    assert logged(cluster, before) == [{"endpoint": "shop", "letters": 3}, {"endpoint": "small", "letters": 4}]
+
+
+def test_the_log_tells_of_a_pager_that_is_down_too(pager: Queue, cluster: Cluster) -> None:
+    pager.call("configure", "log_dead_letters", "true")
+    pager.bury(pager.send("shop"))
+    digest(pager, 60)
+    before = cluster.log.stat().st_size
+
+    for id in pager.column("select id from ulak.queue where status = 'pending'"):
+        pager.bury(id, now=61)
+    digest(pager, 120)
+
+    assert logged(cluster, before) == [{"endpoint": "pager", "letters": 1}]
+    assert told(pager, "pager") == []

@@ -287,6 +287,13 @@ MUTANTS = [
         "    if p_retry_after is not null then",
         (f"{PULL_WORKER}::test_its_reasons_show_no_secret_that_its_endpoint_names",),
     ),
+    Mutant(
+        "notify: more than a bell",
+        "sql/code/3_sending/wake_up.sql",
+        "perform pg_notify('ulak_bell', '');",
+        "perform pg_notify('ulak_bell', (select max(event) from ulak.event_log));",
+        ("tests/security/test_nobody.py::test_a_role_that_may_only_connect_hears_nothing_but_the_bell",),
+    ),
     # The network.
     Mutant(
         "console: a connection too many waits",
@@ -564,8 +571,8 @@ MUTANTS = [
     Mutant(
         "notify: into a queue that is full",
         "sql/code/3_sending/wake_up.sql",
-        "if pg_notification_queue_usage() < 0.5 then",
-        "if true then",
+        " and pg_notification_queue_usage() < 0.5 then",
+        " then",
         ("tests/chaos/test_notifications.py",),
     ),
     # A worker that relies on old facts.
@@ -579,8 +586,42 @@ MUTANTS = [
     Mutant(
         "digest: about digests",
         "sql/code/6_afterwards/operator_events.sql",
-        "        where not ulak_private.is_own_event(f.facts)\n        group by 1, 2, 3, 4;",
-        "        group by 1, 2, 3, 4;",
+        "        where not ulak_private.is_own_event(to_jsonb(t))\n",
+        "",
         ("tests/db/test_operator_events.py::test_a_digest_that_cannot_be_delivered_is_in_no_digest",),
+    ),
+    Mutant(
+        "digest: not owed",
+        "sql/code/6_afterwards/operator_events.sql",
+        "v_endpoint_ids, v_payloads, true, p_now);",
+        "v_endpoint_ids, v_payloads, false, p_now);",
+        (
+            "tests/db/test_operator_events.py::test_a_digest_is_owed_by_a_full_queue_and_says_how_many_letters_had_no_event_of_their_own",
+        ),
+    ),
+    Mutant(
+        "digest: silent about what was left out",
+        "sql/code/6_afterwards/operator_events.sql",
+        "            return v_places;\n",
+        "            return null;\n",
+        (
+            "tests/db/test_operator_events.py::test_a_digest_is_owed_by_a_full_queue_and_says_how_many_letters_had_no_event_of_their_own",
+        ),
+    ),
+    Mutant(
+        "log: dead letters unasked",
+        "sql/code/6_afterwards/operator_events.sql",
+        """    if ulak_private.has_subscribers('ulak.endpoint.dead_letters') or ulak_private.stored_setting('log_dead_letters')::boolean then""",
+        "    if true then",
+        ("tests/db/test_operator_events.py::test_without_a_subscriber_nothing_is_counted",),
+    ),
+    Mutant(
+        "log: dead letters unasked, from counts for digests",
+        "sql/code/6_afterwards/operator_events.sql",
+        """    if ulak_private.stored_setting('log_dead_letters')::boolean then
+        perform""",
+        """    if true then
+        perform""",
+        ("tests/db/test_operator_events.py::test_a_digest_is_no_line_of_the_servers_log",),
     ),
 ]

@@ -283,6 +283,17 @@ MUTANTS = [
         "where d.status = 'failed'\n        order by d.archived_at\n        limit 1",
         f"{TESTS}::test_dead_letters_that_are_about_to_be_deleted_are_reported",
     ),
+    never(
+        "alerts: nobody is told",
+        "where exists (select from unnest(p_facts) f where f.dead > 0)",
+        f"{TESTS}::test_dead_letters_that_nobody_is_told_of_are_reported_and_an_installation_without_any_is_left_alone",
+    ),
+    instead(
+        "alerts: nothing is dead",
+        "where exists (select from unnest(p_facts) f where f.dead > 0)",
+        "",
+        f"{TESTS}::test_dead_letters_that_nobody_is_told_of_are_reported_and_an_installation_without_any_is_left_alone",
+    ),
     never("settings", "where s.is_wrong", TESTS, "-k", "suspicious_setting or autovacuum or harness"),
     never(
         "settings: a parameter without effect",

@@ -18,6 +18,9 @@ def test_start_0_schedules_the_maintenance_and_no_worker(site: Site) -> None:
     assert [name.removeprefix("ulak ").split(" in ")[0] for name in jobs] == ["log", "maintenance", "vacuum"]
     assert "pycurl" not in {row["item"] for row in told}
     assert not {row["status"] for row in told} & {"problem", "not done"}
+    assert [row["item"] for row in told if row["status"] == "info"] == ["alerts"]
+    site.db.execute(told[-1]["fix"])
+    assert "alerts" not in site.column("select item from ulak.start(0)")
     assert site.rows("select workers, is_stopped from ulak_private.schedule") == [{"workers": 0, "is_stopped": False}]
 
 

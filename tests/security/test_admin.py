@@ -312,7 +312,7 @@ def test_no_notification_is_sent_past_the_guard_against_a_full_queue(db: DB) -> 
     """A full notification queue makes every NOTIFY fail: one function checks first, and the others call it."""
     query = "select proname from pg_proc where pronamespace::regnamespace::text in ('ulak', 'ulak_private') and prosrc ~ 'pg_notify|notify ulak'"
 
-    assert db.execute(query).fetchall() == [("notify",)]
+    assert db.execute(query).fetchall() == [("wake_workers",)]
 
 
 @pytest.fixture

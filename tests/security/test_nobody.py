@@ -1,4 +1,4 @@
-"""What a role without any grant can do to others: everybody may take advisory locks, so nothing may depend on one."""
+"""What a role without any grant can do to others: everybody may take advisory locks, listen and notify, so nothing may depend on it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from support.cluster import Connect
 from support.queue import Queue
 from support.receiver import Receiver
+from support.sessions import patience
 from support.site import Site
 
 # What ulak ever took, by number and by the hash of a name.
@@ -215,3 +216,104 @@ def test_a_session_that_calls_itself_a_worker_or_a_watcher_is_neither(own_site: 
         nobody.execute("select 1")
 
         assert own_site.rows("select * from ulak_private.watchers()") == []
+
+
+# Notifications: channels have no rights.
+
+
+def bodies(queue: Queue) -> str:
+    query = "select prosrc from pg_proc where pronamespace::regnamespace::text in ('ulak', 'ulak_private')"
+    return "\n".join(queue.column(query))
+
+
+def channels(queue: Queue) -> list[str]:
+    """Every name that ulak's code could give to a channel, and that of an earlier release."""
+    named = re.findall(r"'([a-z][a-z0-9_.]{2,60})'|\b(ulak\w+)", bodies(queue))
+    return sorted({each for pair in named for each in pair if each} | {"ulak_events", "shop"})
+
+
+def used_channels(queue: Queue) -> set[str]:
+    """Those that a function listens to or notifies."""
+    return set(re.findall(r"(?:notify\('|^\s*(?:un)?listen )(\w+)", bodies(queue), re.MULTILINE))
+
+
+def listen(session: psycopg.Connection[Any], names: list[str]) -> None:
+    session.execute("; ".join(f'listen "{name}"' for name in names))  # type: ignore[call-overload]
+
+
+def heard(session: psycopg.Connection[Any]) -> set[tuple[str, str]]:
+    """From others, until now: a notification of its own comes last."""
+    session.execute("notify ulak_bell, 'the end'")
+    told = set()
+    for each in session.notifies(timeout=patience()):
+        if each.pid == session.info.backend_pid:
+            return told
+        told.add((each.channel, each.payload))
+    raise AssertionError("its own notification is missing")
+
+
+def live_through_everything(queue: Queue) -> None:
+    """Deliveries, retries, dead letters in every way, an open circuit, a full endpoint, digests, changes by administrators."""
+    queue.endpoint("pager")
+    queue.endpoint("small", {"max_pending": 1, "when_full": "dead_letter"})
+    queue.endpoint("left")
+    for event in ("ulak.message.dead", "ulak.endpoint.dead_letters", "ulak.endpoint.opened"):
+        queue.call("subscribe", event, "pager")
+    queue.call("set_secret", "token", "hush-token")
+    queue.db.execute("select ulak_private.request_wake_ups()")
+    queue.send_many(3, "small")
+    queue.send("left")
+    queue.db.execute("delete from ulak.endpoints where name = 'left'")
+    queue.db.execute("select ulak_private.bury_orphans(now(), 10)")
+    queue.bury(queue.send("shop"))
+    queue.complete(queue.claim_one(endpoint="small"))
+    for _ in range(3):
+        queue.send("shop")
+        for claim in queue.claim(1, endpoint="shop"):
+            queue.fail(claim)
+    queue.send("limited")
+    queue.claim_one(endpoint="limited", lease=1)
+    queue.recover(now=2)
+    queue.call("disable_endpoint", "limited")
+    queue.call("enable_endpoint", "limited")
+    queue.db.execute("call ulak.run_maintenance()")
+    queue.call("redrive_message", queue.value("select min(id) from ulak.dlq where endpoint_name = 'shop'"))
+
+
+def test_a_role_that_may_only_connect_hears_nothing_but_the_bell(queue: Queue, connect: Connect) -> None:
+    eavesdropper = connect("nobody")
+    listen(eavesdropper, channels(queue))
+
+    live_through_everything(queue)
+
+    assert queue.value("select count(*) from ulak.event_log where event = 'message.dead'") >= 5
+    assert heard(eavesdropper) == {("ulak_bell", "")}
+
+
+def test_a_forged_notification_changes_nothing_for_anybody(own_site: Site, receiver: Receiver) -> None:
+    """Nobody can be told anything by a channel: the only one is a bell, and those who listen to it just look again."""
+    own_site.http("shop", receiver.url)
+    own_site.endpoint("pager")
+    own_site.call("subscribe", "ulak.message.dead", "pager")
+    own_site.call("subscribe", "ulak.endpoint.dead_letters", "pager")
+    worker = own_site.start()
+    own_site.wait_for_status(own_site.send(), "completed")
+    tables = ("queue", "dlq", "event_log", "attempts", "setting_values", "subscriptions")
+    states = "; ".join(
+        f"select coalesce(array_agg(t::text order by t::text), '{{}}') from ulak.{name} t" for name in tables
+    )
+    before = [own_site.value(state) for state in states.split("; ")]
+    forged = (
+        '{"event": "message.dead", "endpoint": "shop", "messages": 1, "last": 1, "error": "forged", "sender": "shop"}'
+    )
+
+    with own_site.connect("nobody") as nobody:
+        for name in channels(own_site):
+            nobody.execute("select pg_notify(%s, p) from unnest(array['', '1', 'stop', %s]) p", [name, forged])
+
+    own_site.db.execute("call ulak.run_maintenance()")
+    assert [own_site.value(state) for state in states.split("; ")] == before
+    assert used_channels(own_site) == {"ulak_bell"}
+    own_site.wait_for_status(own_site.send(), "completed")
+    assert len(receiver.requests) == 2
+    assert not worker.call.is_done()

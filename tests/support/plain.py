@@ -85,7 +85,6 @@ NO_PYTHON = "it is left out: PL/Python"
 NO_WORKERS = "nodes deliver; see tests/plain/test_nodes.py"
 EXTENSION = "of the extension; tests/plain has its counterpart where there is one"
 SUPERUSERS = "the test itself needs a superuser"
-LOG = "only a superuser may have a line of the server's log without its context"
 JOB_ROLE = "jobs run as the owner; see tests/plain/test_start.py"
 DOES_NOT_APPLY = {
     "db/test_report.py": NO_PYTHON,
@@ -109,10 +108,6 @@ DOES_NOT_APPLY = {
     "db/test_doctor.py::test_a_replication_slot_that_holds_vacuum_back_is_named": SUPERUSERS,
     "db/test_doctor.py::test_a_parameter_of_the_server_that_has_no_effect_is_reported": SUPERUSERS,
     "db/test_doctor.py::test_a_fresh_installation_lacks_an_endpoint_alone": EXTENSION,
-    "db/test_failure.py::test_every_death_is_one_structured_line_of_the_servers_log": LOG,
-    "db/test_failure.py::test_a_minute_of_an_endpoint_has_ten_lines_and_the_next_one_says_how_many_were_left_out": LOG,
-    "db/test_failure.py::test_maintenance_says_what_was_left_out_when_no_other_death_follows": LOG,
-    "db/test_failure.py::test_messages_that_do_not_fit_are_one_line_a_minute": LOG,
     "db/test_doctor.py::test_a_client_library_that_is_missing_is_reported": NO_WORKERS,
     "db/test_doctor.py::test_no_worker_alive_is_critical": NO_WORKERS,
     "db/test_doctor.py::test_jobs_that_can_not_run_are_distinguished_from_missing_ones": NO_WORKERS,

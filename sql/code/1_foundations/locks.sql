@@ -48,8 +48,6 @@
 --     renew_configs                   endpoints that name a secret, in the order of their ids; waits
 --     admit_limited                   an endpoint, for a claim under a limit; skips
 --     note_success                    endpoints whose last success is old; skips
---     close_dead_logs                 endpoints whose dead letters were left out of the server's log; skips
---     log_overflow                    rows of ulak_private.endpoint_headroom of endpoints that are full, once a minute; skips
 --     remember_endpoint_headroom      an endpoint's row of ulak_private.endpoint_headroom; skips
 --     wait_for_breaker_lock           the advisory lock of an endpoint's breaker, before the endpoint's row; waits 0.1 s, once in a transaction
 --     show_breaker_lock               the same; skips

@@ -75,3 +75,28 @@ begin
     return true;
 end
 $plpgsql$;
+
+-- A receiver that answers 410 Gone wants no more messages: disables the endpoints of such dead messages, if their configs say so. Settling
+-- calls this near its end, because it locks endpoints.
+create or replace function ulak_private.disable_gone(p_ids bigint[], p_now timestamptz)
+returns void
+language plpgsql
+set enable_seqscan = off
+as $plpgsql$
+declare
+    v_endpoint_id bigint;
+    v_endpoint ulak.endpoints;
+begin
+    for v_endpoint_id in
+        select distinct q.endpoint_id
+        from ulak_private.deliveries q
+        where q.id = any (p_ids) and starts_with(q.last_error, '[DISABLE]')
+        order by q.endpoint_id
+    loop
+        v_endpoint := ulak_private.lock_endpoint(v_endpoint_id);
+        if v_endpoint.enabled and (v_endpoint.config -> 'auto_disable_on_gone')::boolean then
+            perform ulak_private.switch_endpoint(v_endpoint, false, null, 'the receiver answered 410 Gone', p_now);
+        end if;
+    end loop;
+end
+$plpgsql$;

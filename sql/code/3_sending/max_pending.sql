@@ -110,8 +110,7 @@ as $sql$
     where h.endpoint_id = r.endpoint_id
 $sql$;
 
--- Makes dead letters of messages that were queued as failed because their endpoint is full. announce_dead() would lock the endpoint until
--- the sender commits, so log_overflow() reports them instead.
+-- Makes dead letters of messages that were queued as failed because their endpoint is full.
 create or replace function ulak_private.bury_overflow(p_ids bigint[])
 returns void
 language plpgsql
@@ -125,50 +124,6 @@ begin
     from ulak.endpoints e
     where q.id = any (p_ids) and e.id = q.endpoint_id;
     perform ulak_private.bury(p_ids, now());
-    perform ulak_private.log_overflow(p_ids);
     perform ulak_private.archive_dead(p_ids, now());
-end
-$plpgsql$;
-
--- Logs the endpoint's newest dead letter, at most once a minute. No session waits here: a sender that finds the row locked leaves it to the
--- next one.
-create or replace function ulak_private.log_overflow(p_ids bigint[])
-returns void
-language plpgsql
-as $plpgsql$
-declare
-    v_full record;
-    v_dead record;
-begin
-    for v_full in
-        update ulak_private.endpoint_headroom h
-        set overflow_logged_at = now()
-        from (
-            select r.endpoint_id
-            from ulak_private.endpoint_headroom r
-            where r.endpoint_id in (select q.endpoint_id from ulak_private.deliveries q where q.id = any (p_ids))
-                and coalesce(
-                    r.overflow_logged_at <= now() - interval '1 minute' or ulak_private.is_ahead(r.overflow_logged_at, now()), true
-                )
-                -- In a stricter isolation level, a concurrent update by another sender would raise an error.
-                and current_setting('transaction_isolation') = 'read committed'
-            for no key update skip locked
-        ) r
-        join ulak.endpoints e on e.id = r.endpoint_id
-        where h.endpoint_id = r.endpoint_id
-        returning e.id, e.max_pending
-    loop
-        select max(q.id) as last_id, count(*) as messages into v_dead
-        from ulak_private.deliveries q
-        where q.id = any (p_ids) and q.endpoint_id = v_full.id;
-        perform ulak_private.log('ulak: endpoint is full, messages for it become dead letters: ' || (
-            f.facts || jsonb_build_object('max_pending', v_full.max_pending)
-        )::text)
-        from ulak_private.dead_facts(array[v_dead.last_id]) f;
-        -- As wake_workers(): a transaction that has notified can't be prepared.
-        if current_setting('max_prepared_transactions')::integer = 0 then
-            perform ulak_private.notify_dead(v_dead.last_id, v_dead.messages);
-        end if;
-    end loop;
 end
 $plpgsql$;

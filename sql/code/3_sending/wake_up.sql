@@ -10,27 +10,17 @@ as $sql$
     select p_id <= pg_sequence_last_value('ulak_private.bell')
 $sql$;
 
--- Sends every NOTIFY of ulak, which is delivered when the transaction commits. If another application fills up the notification queue, that
--- must not stop senders or settling.
-create or replace function ulak_private.notify(p_channel text, p_payload text)
-returns void
-language plpgsql
-as $plpgsql$
-begin
-    if pg_notification_queue_usage() < 0.5 then
-        perform pg_notify(p_channel, p_payload);
-    end if;
-end
-$plpgsql$;
-
--- Does nothing if the server allows prepared transactions: a transaction that has notified can't be prepared.
+-- The only NOTIFY of ulak, delivered when the transaction commits. Channels have no rights: anybody may listen, so it says nothing but that
+-- there is something to do, and anybody may notify, so workers only look again. Does nothing if the server allows prepared transactions,
+-- since a transaction that has notified can't be prepared, nor if another application fills up the notification queue: that must not stop
+-- senders or settling.
 create or replace function ulak_private.wake_workers()
 returns void
 language plpgsql
 as $plpgsql$
 begin
-    if current_setting('max_prepared_transactions')::integer = 0 then
-        perform ulak_private.notify('ulak_bell', '');
+    if current_setting('max_prepared_transactions')::integer = 0 and pg_notification_queue_usage() < 0.5 then
+        perform pg_notify('ulak_bell', '');
     end if;
 end
 $plpgsql$;

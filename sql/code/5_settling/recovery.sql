@@ -239,7 +239,7 @@ begin
         perform ulak_private.unpark_heads(v_endpoint_ids, v_keys, p_now);
     end if;
     if v_dead is not null then
-        perform ulak_private.announce_dead(v_dead, p_now);
+        perform ulak_private.archive_dead(v_dead, p_now);
     end if;
     return v_recovered;
 end

@@ -67,7 +67,8 @@ begin
         perform ulak_private.record_requests(v_gone.endpoint_ids, v_gone.ids, v_gone.places, p_attempts, p_errors, p_requests, p_now);
     end if;
     if v_dead is not null then
-        perform ulak_private.announce_dead(v_dead, p_now);
+        perform ulak_private.disable_gone(v_dead, p_now);
+        perform ulak_private.archive_dead(v_dead, p_now);
     end if;
     return v_gone.ids;
 end
@@ -138,7 +139,7 @@ end
 $plpgsql$;
 
 -- Every failure, reported or found by recovery, ends here: in a retry after a delay, or in the dead-letter queue. The
--- caller unparks messages behind a dead one in its ordering key (unpark_heads) and tells operators (announce_dead).
+-- caller unparks messages behind a dead one in its ordering key (unpark_heads) and archives the dead (archive_dead).
 create or replace function ulak_private.fail_rows(
     p_workers text[],
     p_ids bigint[],

@@ -23,8 +23,8 @@ as $sql$
 $sql$;
 
 -- Sends events about endpoints: element i of the arrays is one event. The endpoint that an event is about doesn't get it. This never waits
--- nor fails, since it runs inside a settle: if the queue is full, the events are left out, unless they are owed, and the log says so. Its
--- metadata marks an operator event, so that no further events are sent about it.
+-- nor fails, since it runs inside a settle: if the queue is full, the events are left out, unless they are owed, and the event log says so;
+-- their places in the arrays are returned. Its metadata marks an operator event, so that no further events are sent about it.
 create or replace function ulak_private.tell_operators(
     p_event_type text,
     p_endpoint_ids bigint[],
@@ -32,7 +32,7 @@ create or replace function ulak_private.tell_operators(
     p_are_owed boolean,
     p_now timestamptz
 )
-returns void
+returns integer[]
 language plpgsql
 set enable_seqscan = off
 as $plpgsql$
@@ -53,11 +53,11 @@ begin
         order by v.place, s.endpoint_id
     ) m;
     if v_ids is null then
-        return;
+        return null;
     end if;
     if not p_are_owed and not ulak_private.has_room(v_ids[cardinality(v_ids)]) then
-        if ulak_private.log_if_full(p_event_type, v_ids, p_now) then
-            return;
+        if ulak_private.skip_if_full(p_event_type, v_ids, p_now) then
+            return v_places;
         end if;
     end if;
     insert into ulak_private.deliveries (id, event_id, endpoint_id, correlation_id, next_retry_at, created_at, updated_at)
@@ -80,12 +80,13 @@ begin
     if ulak_private.wants_wake_up(v_ids[1]) then
         perform ulak_private.wake_workers();
     end if;
+    return null;
 end
 $plpgsql$;
 
--- True if the queue is full, which goes to the event log and, once a minute, to the server's log. Its exception block is a subtransaction,
--- so it is called only if there may be no room.
-create or replace function ulak_private.log_if_full(p_event_type text, p_ids bigint[], p_now timestamptz)
+-- True if the queue is full, which goes to the event log. Its exception block is a subtransaction, so it is called only if there may be no
+-- room.
+create or replace function ulak_private.skip_if_full(p_event_type text, p_ids bigint[], p_now timestamptz)
 returns boolean
 language plpgsql
 as $plpgsql$
@@ -96,19 +97,6 @@ begin
     return false;
 exception
     when configuration_limit_exceeded then
-        if not exists (
-            select
-            from (
-                select l.event
-                from ulak.event_log l
-                where l.created_at > ulak_private.log_time(p_now) - interval '1 minute'
-                order by l.created_at desc
-                limit 1000
-            ) l
-            where l.event = 'operator_event.skipped'
-        ) then
-            perform ulak_private.log(format('ulak: the queue is full; not sent: %s %s', ulak_private.counted(v_count, 'event'), p_event_type));
-        end if;
         insert into ulak.event_log (event, detail, created_at)
         values (
             'operator_event.skipped',
@@ -152,9 +140,9 @@ as $sql$
         or p_new_state = 'closed' and p_endpoint.circuit_state <> 'closed'
 $sql$;
 
--- For bury(): writes each dead letter to the event log and sends it to operators. If its endpoint announces dead letters, the event says
--- more and is never left out.
-create or replace function ulak_private.tell_dead(p_ids bigint[], p_now timestamptz)
+-- For bury(): an event about each letter, and counts for the next digests. One sender could fill the queue with such events, so they are
+-- left out if it is full, and the digest says how many. If the endpoint announces dead letters, the event says more and is never left out.
+create or replace function ulak_private.tell_of_dead_letters(p_ids bigint[], p_now timestamptz)
 returns void
 language plpgsql
 set enable_seqscan = off
@@ -162,16 +150,13 @@ set jit = off
 as $plpgsql$
 declare
     v_told record;
+    v_skipped bigint[] := '{}';
 begin
-    insert into ulak.event_log (event, endpoint_id, endpoint_name, message_id, detail, created_at)
-    select 'message.dead', f.endpoint_id, e.name, f.id, f.facts - array['endpoint', 'message'], ulak_private.log_time(p_now)
-    from ulak_private.dead_facts(p_ids) f
-    left join ulak.endpoints e on e.id = f.endpoint_id
-    order by f.id;
     if ulak_private.has_subscribers('ulak.message.dead') then
         for v_told in
             select
                 a.is_announced,
+                array_agg(f.id order by f.id) as ids,
                 array_agg(f.endpoint_id order by f.id) as endpoint_ids,
                 array_agg(
                     case
@@ -187,14 +172,25 @@ begin
             where not ulak_private.is_own_event(f.facts)
             group by a.is_announced
         loop
-            perform ulak_private.tell_operators('ulak.message.dead', v_told.endpoint_ids, v_told.payloads, v_told.is_announced, p_now);
+            v_skipped := v_skipped || array(
+                select v_told.ids[s.place]
+                from unnest(ulak_private.tell_operators(
+                    'ulak.message.dead', v_told.endpoint_ids, v_told.payloads, v_told.is_announced, p_now
+                )) s(place)
+            );
         end loop;
     end if;
-    if ulak_private.has_subscribers('ulak.endpoint.dead_letters') then
-        insert into ulak_private.dead_counts (endpoint_id, endpoint_name, event_type, cause, letters, counted_at)
-        select f.endpoint_id, f.facts ->> 'endpoint', f.facts ->> 'event_type', ulak_private.cause(f.facts ->> 'error'), count(*), p_now
+    if ulak_private.has_subscribers('ulak.endpoint.dead_letters') or ulak_private.stored_setting('log_dead_letters')::boolean then
+        insert into ulak_private.dead_counts (endpoint_id, endpoint_name, event_type, cause, letters, skipped, counted_at)
+        select
+            f.endpoint_id,
+            f.facts ->> 'endpoint',
+            f.facts ->> 'event_type',
+            ulak_private.cause(f.facts ->> 'error'),
+            count(*),
+            count(*) filter (where f.id = any (v_skipped)),
+            p_now
         from ulak_private.dead_facts(p_ids) f
-        where not ulak_private.is_own_event(f.facts)
         group by 1, 2, 3, 4;
     end if;
 end
@@ -209,7 +205,10 @@ as $sql$
     select coalesce(starts_with(p_facts ->> 'event_type', 'ulak.'), false)
 $sql$;
 
--- For maintenance: one event for each endpoint that had dead letters since the last time. It names the 20 most frequent causes.
+-- For maintenance: one event for each endpoint that had dead letters since the last time, which names the 20 most frequent causes, and, if
+-- the setting log_dead_letters is on, one line of the server's log. Everybody who may read that log sees it, so it names only the endpoint.
+-- Digests are owed even if the queue is full: there is one for each endpoint and subscriber. Events of ulak itself are in no digest, so that
+-- no digest is about digests; the log counts them, too.
 create or replace function ulak_private.tell_digests(p_now timestamptz)
 returns void
 language plpgsql
@@ -218,6 +217,7 @@ as $plpgsql$
 declare
     v_endpoint_ids bigint[];
     v_payloads jsonb[];
+    v_lines text[];
 begin
     with taken as materialized (
         delete from ulak_private.dead_counts
@@ -230,9 +230,11 @@ begin
             t.event_type,
             t.cause,
             sum(t.letters) as letters,
+            sum(t.skipped) as skipped,
             min(t.counted_at) as since,
             row_number() over (partition by t.endpoint_id, t.endpoint_name order by sum(t.letters) desc, t.event_type, t.cause) as place
         from taken t
+        where not ulak_private.is_own_event(to_jsonb(t))
         group by t.endpoint_id, t.endpoint_name, t.event_type, t.cause
     ),
     digests as (
@@ -244,6 +246,7 @@ begin
                 'endpoint', c.endpoint_name,
                 'since', min(c.since),
                 'letters', sum(c.letters),
+                'skipped', sum(c.skipped),
                 'counts', jsonb_agg(
                     jsonb_strip_nulls(jsonb_build_object('event_type', c.event_type, 'error', c.cause, 'letters', c.letters))
                     order by c.place
@@ -252,12 +255,22 @@ begin
             ) as payload
         from causes c
         group by c.endpoint_id, c.endpoint_name
+    ),
+    lines as (
+        select jsonb_build_object('endpoint', t.endpoint_name, 'letters', sum(t.letters))::text as facts
+        from taken t
+        group by t.endpoint_id, t.endpoint_name
     )
-    select array_agg(d.endpoint_id order by d.endpoint_id), array_agg(d.payload order by d.endpoint_id)
-    into v_endpoint_ids, v_payloads
-    from digests d;
+    select
+        (select array_agg(d.endpoint_id order by d.endpoint_id) from digests d),
+        (select array_agg(d.payload order by d.endpoint_id) from digests d),
+        (select array_agg('ulak: dead letters: ' || l.facts order by l.facts) from lines l)
+    into v_endpoint_ids, v_payloads, v_lines;
     if v_payloads is not null then
-        perform ulak_private.tell_operators('ulak.endpoint.dead_letters', v_endpoint_ids, v_payloads, false, p_now);
+        perform ulak_private.tell_operators('ulak.endpoint.dead_letters', v_endpoint_ids, v_payloads, true, p_now);
+    end if;
+    if ulak_private.stored_setting('log_dead_letters')::boolean then
+        perform ulak_private.log(l) from unnest(v_lines) l;
     end if;
 end
 $plpgsql$;

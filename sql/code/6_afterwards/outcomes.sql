@@ -1,7 +1,7 @@
 -- Outcomes: if an endpoint's config has "announce", ulak publishes what became of its messages, for the application that sent them.
 
 -- archive_rows() calls this for messages that leave the queue, if one of their endpoints announces something. Dead letters are announced
--- by tell_dead() instead. p_since is when the first of the messages was sent: earlier months of the archive aren't read.
+-- by tell_of_dead_letters() instead. p_since is when the first of the messages was sent: earlier months of the archive aren't read.
 create or replace function ulak_private.announce_outcomes(p_ids bigint[], p_since timestamptz, p_now timestamptz)
 returns void
 language plpgsql

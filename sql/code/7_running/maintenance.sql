@@ -220,7 +220,6 @@ begin
             -- First, because it locks endpoints and waits.
             perform ulak_private.disable_broken(p_now);
             rows := ulak_private.sample_backlog(p_now);
-            perform ulak_private.close_dead_logs(p_now);
             perform ulak_private.tell_digests(p_now);
         when p_step = 'orphans' then
             rows := ulak_private.bury_orphans(p_now, v_batch) + ulak_private.bury_abandoned(p_now, v_batch);

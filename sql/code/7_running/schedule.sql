@@ -68,6 +68,7 @@ begin
         select w.name, 'done', 'asked to leave', null::text
         from ulak_private.limit_workers(v_workers) w;
     end if;
+    return query select 'alerts', 'info', a.finding, a.fix from ulak_private.missing_alerts() a;
 end
 $plpgsql$;
 

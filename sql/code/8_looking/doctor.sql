@@ -30,6 +30,8 @@ begin
     with problem as materialized (
         select f.severity, f.check_name, f.finding, f.fix from ulak_private.trouble(p_facts, p_now) f
         union all
+        select f.* from ulak_private.doctor_alerts(p_facts) f
+        union all
         select f.* from ulak_private.doctor_settings() f
         union all
         select f.* from ulak_private.doctor_signatures() f

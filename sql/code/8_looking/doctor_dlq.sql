@@ -1,4 +1,4 @@
--- Dead letters: too many new ones, some that wait for a decision, some that are deleted soon.
+-- Dead letters: too many new ones, some that wait for a decision, some that are deleted soon, and whether anybody is told of them.
 
 create or replace function ulak_private.doctor_dlq(p_facts ulak_private.endpoint_fact[], p_now timestamptz)
 returns table (severity text, check_name text, finding text, fix text)
@@ -101,4 +101,31 @@ as $sql$
         ) d
     ) b
     where n.letters >= 10 and n.letters > b.letters
+$sql$;
+
+-- start() says it once; doctor() not before there is a dead letter, since an installation without alerts is no problem as long as nothing
+-- dies. Prometheus may be watching, which can't be seen from here.
+create or replace function ulak_private.missing_alerts()
+returns table (finding text, fix text)
+language sql
+stable
+as $sql$
+    select
+        'nobody is told of dead letters: no endpoint subscribes to ulak.endpoint.dead_letters or ulak.message.dead, log_dead_letters is off',
+        'select ulak.configure(''log_dead_letters'', ''true''); -- or subscribe an endpoint to ulak.endpoint.dead_letters'
+    where not (
+        ulak_private.has_subscribers('ulak.endpoint.dead_letters')
+        or ulak_private.has_subscribers('ulak.message.dead')
+        or ulak_private.stored_setting('log_dead_letters')::boolean
+    )
+$sql$;
+
+create or replace function ulak_private.doctor_alerts(p_facts ulak_private.endpoint_fact[])
+returns table (severity text, check_name text, finding text, fix text)
+language sql
+stable
+as $sql$
+    select 'warning', 'alerts', a.finding, a.fix
+    from ulak_private.missing_alerts() a
+    where exists (select from unnest(p_facts) f where f.dead > 0)
 $sql$;
