@@ -268,6 +268,11 @@ def test_what_raises_in_a_transport_harms_one_endpoint_at_most_and_the_next_deli
         assert found == [], f"{code.co_qualname} in {code.co_filename}:{code.co_firstlineno}"
 
 
+def test_a_callback_for_a_c_library_answers_instead_of_raising() -> None:
+    assert bulkhead.contained(lambda number: 10 // number, 7)(5) == 2
+    assert bulkhead.contained(lambda number: 10 // number, 7)(0) == 7
+
+
 def test_a_delivery_that_its_transport_loses_is_worth_another_try() -> None:
     class Losing:
         def parse(self, config: EndpointConfig) -> Endpoint:

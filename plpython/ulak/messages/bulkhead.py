@@ -14,8 +14,11 @@ database: only the line of a log endpoint is written there.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from ulak.messages.delivery import MESSAGE, PERMANENT, RETRYABLE, ConfigError, Message, MessageError, Outcome, Settled
+
+Result = TypeVar("Result")
 
 # A plain message that every endpoint can send, unless its config is at fault.
 PLAIN = Message(0, "00000000-0000-7000-8000-000000000000", 1, "{}")
@@ -52,3 +55,16 @@ def kind(error: Exception) -> str:
 def broken(endpoint_id: int, messages: Sequence[Message], error: Exception) -> Settled:
     """A delivery whose transport has failed, for whatever reason."""
     return Settled(endpoint_id, messages, Outcome(f"{RETRYABLE} worker: the transport failed: {kind(error)}"))
+
+
+def contained(callback: Callable[..., Result], otherwise: Result) -> Callable[..., Result]:
+    """A callback for a C library. Through C no exception gets to a wall, and what the library makes of one depends on
+    its version: some end all transfers. So it is answered as told instead, and fails what was called for."""
+
+    def call(*arguments: Any) -> Result:
+        try:
+            return callback(*arguments)
+        except Exception:
+            return otherwise
+
+    return call

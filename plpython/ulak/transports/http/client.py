@@ -311,7 +311,7 @@ class Client:
         self._descriptors = descriptors
         self._max_handles = max_connections
         self._multi = pycurl.CurlMulti()
-        self._multi.setopt(pycurl.M_SOCKETFUNCTION, self._watch)
+        self._multi.setopt(pycurl.M_SOCKETFUNCTION, bulkhead.contained(self._watch, None))
         # By default, libcurl keeps four per request in flight, which would close idle connections under light traffic.
         self._multi.setopt(pycurl.M_MAXCONNECTS, max_connections)
         # What epoll watches. A socket stays registered between two exchanges: removing and adding it would cost two
