@@ -55,6 +55,22 @@ def test_the_greeting_says_what_the_broker_takes() -> None:
     assert (greeting.largest_qos, greeting.may_retain) == (1, False)
 
 
+def test_a_library_that_dials_by_itself_reaches_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if another version of it didn't ask us for its connection."""
+    monkeypatch.delattr(Client, "_create_socket_connection")
+    hosts = []
+
+    def dial(address: tuple[str, int], *_: object, **__: object) -> None:
+        hosts.append(address[0])
+        raise OSError
+
+    monkeypatch.setattr(socket, "create_connection", dial)
+    with pytest.raises(OSError):
+        Broker()
+
+    assert [host.endswith(".invalid") for host in hosts] == [True]
+
+
 @pytest.mark.parametrize("acknowledgement", [b"", b"\x10", b"\x10\x00"])
 def test_a_message_without_subscribers_is_delivered(acknowledgement: bytes) -> None:
     broker = Broker()

@@ -18,6 +18,8 @@ from paho.mqtt.properties import Properties
 from ulak.transports.mqtt import reasons
 from ulak.transports.mqtt.target import Target
 
+# Nothing resolves it: the library is told nothing that it could dial, should it ever try.
+_NOWHERE = "our-own-connection.invalid"
 # After this many seconds of silence the broker is pinged.
 KEEPALIVE = 60
 # Bytes of a packet. We subscribe to nothing, so brokers have only acknowledgements to send.
@@ -132,7 +134,7 @@ class Client(paho.Client):  # type: ignore[misc]
                 options["properties"].SessionExpiryInterval = SESSION_EXPIRY
         # The library must not queue: the connection respects the broker's maximum, which isn't known yet.
         self.max_inflight_messages_set(RECEIVE_MAXIMUM)
-        self.connect_async(target.address.host, target.address.port, KEEPALIVE, **options)
+        self.connect_async(_NOWHERE, target.address.port, KEEPALIVE, **options)
         self.reconnect()
 
     def _greeted(self, _client: object, _userdata: object, flags: Any, reason: Any, properties: Any = None) -> None:
