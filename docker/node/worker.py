@@ -273,3 +273,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    # Threads of a client library may still ask Python something: it must not be torn down before they are gone.
+    os._exit(0)

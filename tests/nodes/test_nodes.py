@@ -187,6 +187,17 @@ def test_an_idle_node_leaves_at_once(site: Site, start_node: StartNode) -> None:
     assert node.lines()[-1] == "ulak node: ended"
 
 
+def test_a_node_ends_without_tearing_python_down(site: Site, tmp_path: Path) -> None:
+    """A thread of librdkafka that asks whether it may dial would crash then. Here abort() stands for it."""
+    (tmp_path / "sitecustomize.py").write_text("import atexit, os\natexit.register(os.abort)\n")
+
+    with Node(node_dsn(site.cluster, site.database), environment={"PYTHONPATH": str(tmp_path)}) as node:
+        node.wait_until_says("delivering as")
+        node.tell(signal.SIGTERM)
+
+        assert node.wait() == 0
+
+
 def test_a_second_signal_gives_back_what_is_under_way(site: Site, held: Held, start_node: StartNode) -> None:
     site.http("shop", held.receiver.url)
     node = start_node()
