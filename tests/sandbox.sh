@@ -50,7 +50,9 @@ list_packages() {
         ca-certificates chromium curl iproute2 libfaketime nodejs python3-flask python3-venv python3-waitress
         "postgresql-$major-plpgsql-check"
         # Clients of brokers, and of the brokers those whose packages start nothing: redis-tools has redis-server's program.
-        python3-confluent-kafka python3-cryptography python3-paho-mqtt python3-pika python3-redis redis-tools
+        librdkafka1 python3-cryptography python3-paho-mqtt python3-pika python3-redis redis-tools
+        # Only the tests' own: it reads what was produced.
+        python3-confluent-kafka
     )
     local clients=(
         default-jdk-headless golang-github-lib-pq-dev golang-go libpostgresql-jdbc-java php-cli php-pgsql php-sqlite3

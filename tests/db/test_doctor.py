@@ -297,7 +297,7 @@ CLIENTS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "python3-cryptography",
         {"url": "https://example.com", "signing_secret": "whsk_" + "A" * 43 + "="},
     ),
-    "kafka": ("confluent_kafka", "python3-confluent-kafka", {"broker": "kafka:9092", "topic": "orders"}),
+    "kafka": ("librdkafka.so.1", "librdkafka1", {"broker": "kafka:9092", "topic": "orders"}),
     "mqtt": ("paho", "python3-paho-mqtt", {"broker": "mqtt", "topic": "orders"}),
     "nats": (
         "cryptography",
@@ -317,10 +317,15 @@ def test_a_client_library_that_is_missing_is_reported(db: DB) -> None:
         queue.endpoint(protocol, config, protocol=protocol)
         # As if it weren't installed, for this session.
         queue.db.execute(f"do $$ import sys; sys.modules['{module}'] = None $$ language plpython3u")  # type: ignore[arg-type]
+    # A shared library; without a name, CDLL() is the C library.
+    queue.db.execute(
+        "do $$ import ctypes; real = ctypes.CDLL;"
+        " ctypes.CDLL = lambda name: open('/nowhere') if name else real(name) $$ language plpython3u"
+    )
 
     told = [each for each in findings(queue, "workers") if "not installed" in each["finding"]]
     started = queue.rows(
-        "select item, status, detail, fix from ulak.start() where item like 'python3-%%' order by item, detail"
+        "select item, status, detail, fix from ulak.start() where detail like 'it is not installed%%' order by item, detail"
     )
 
     packages = sorted((package, protocol) for protocol, (_, package, _) in CLIENTS.items())

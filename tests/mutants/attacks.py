@@ -6,6 +6,7 @@ from mutants.model import Mutant
 
 GRANTS = "sql/code/9_installing/grants.sql"
 FILES = "plpython/ulak/safety/files.py"
+KAFKA = "tests/worker/test_kafka.py"
 NATS = "plpython/ulak/transports/nats/connection.py"
 SECRECY = "plpython/ulak/transports/http/secrecy.py"
 WORKER = "sql/code/7_running/worker.sql"
@@ -351,6 +352,27 @@ MUTANTS = [
         "if refusal := guard.host_refusal(host):",
         "if (refusal := guard.host_refusal(host)) and not host:",
         ("tests/worker/test_nats.py::test_an_advertised_host_that_is_not_allowed_is_not_dialled",),
+    ),
+    Mutant(
+        "hosts: any that a Kafka cluster names is dialled",
+        "plpython/ulak/transports/kafka/reach.py",
+        "if refusal := self._guard.host_refusal(host):",
+        "if (refusal := self._guard.host_refusal(host)) and not host:",
+        (f"{KAFKA}::test_a_broker_that_the_cluster_names_gets_no_secret_that_is_bound_to_others",),
+    ),
+    Mutant(
+        "addresses: any that a Kafka cluster names is dialled",
+        "plpython/ulak/transports/kafka/reach.py",
+        "if refusal := self._guard.refusal(address):",
+        "if (refusal := self._guard.refusal(address)) and not address:",
+        (f"{KAFKA}::test_a_forbidden_broker_that_the_cluster_names_is_not_dialled",),
+    ),
+    Mutant(
+        "addresses: librdkafka dials by itself",
+        "plpython/ulak/transports/kafka/librdkafka.py",
+        "    _rd.conf_set_connect_cb(conf, connect)\n",
+        "",
+        (f"{KAFKA}::test_a_forbidden_broker_that_the_cluster_names_is_not_dialled",),
     ),
     # Secrets that are bound to hosts.
     Mutant(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import itertools
 import select
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from copy import copy
@@ -18,15 +21,17 @@ from support.deliveries import settle_all
 from support.kafka import PRODUCE, Kafka, Relay
 from support.sessions import wait_until
 from ulak.messages.delivery import ConfigError, Endpoint, EndpointConfig, Message, Settled
+from ulak.safety import hosts
 from ulak.safety.address import Guard
 from ulak.sessions.signals import BACKEND_SIGNALS
 from ulak.transports.broker.target import Defaults
 from ulak.transports.broker.transport import BrokerTransport
 from ulak.transports.dispatcher import Dispatcher
-from ulak.transports.kafka import connection, verdict
+from ulak.transports.kafka import librdkafka, reach, verdict
 from ulak.transports.kafka.connection import KafkaConnection
+from ulak.transports.kafka.librdkafka import Problem, Producer, Record
 from ulak.transports.kafka.target import Target
-from ulak.transports.transport import READABLE, Descriptors
+from ulak.transports.transport import Descriptors
 
 ALL = Guard(allow_internal=True)
 DEFAULTS = Defaults("1.0", 5.0, "/ulak")
@@ -83,6 +88,14 @@ def message(number: int, **fields: Any) -> Message:
 def parsed(**config: Any) -> Target:
     given = {"broker": "a:1", "topic": "t", **config}
     return Target(EndpointConfig(1, "bus", 1, given, secrets=["from the table"]), DEFAULTS)
+
+
+def break_producer(link: KafkaConnection) -> None:
+    """As if the cluster had refused the order of its messages."""
+    assert link._producer is not None
+    library = ctypes.CDLL(librdkafka.NAME)
+    handle = ctypes.c_void_p(link._producer._handle)
+    library.rd_kafka_test_fatal_error(handle, KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, b"a test")
 
 
 def threads() -> dict[str, int]:
@@ -149,7 +162,17 @@ def test_brokers_that_are_a_secret_are_masked_one_by_one() -> None:
     ],
 )
 def test_an_error_is_permanent_if_waiting_does_not_help(code: int, prefix: str) -> None:
-    assert verdict.prefix(KafkaError(code)) == prefix
+    assert verdict.prefix(librdkafka.problem(code)) == prefix
+
+
+def test_errors_have_the_codes_and_the_words_of_librdkafka() -> None:
+    codes = {name.lstrip("_"): code for name, code in vars(verdict).items() if isinstance(code, int)}
+
+    assert len(codes) == 17
+    for name, code in codes.items():
+        known = KafkaError(code)
+        assert librdkafka.problem(code) == Problem(code, known.name(), known.str())
+        assert known.name().lstrip("_") == name
 
 
 def test_no_signal_of_postgresql_enters_a_thread_of_librdkafka(stage: Stage) -> None:
@@ -215,21 +238,138 @@ def test_an_option_that_librdkafka_refuses_is_an_error_of_the_config(stage: Stag
     assert error is not None and error.startswith("[RETRYABLE] config: ")
 
 
-def test_a_broker_that_the_cluster_names_later_is_judged_too(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "_LOOK_SECONDS", 0.0)
+def test_a_broker_that_the_cluster_names_later_is_judged_too(kafka: Kafka) -> None:
     with Relay(kafka) as relay:
         stage = Stage(relay.broker, Guard(allowed=["127.0.0.1/32"]))
-        endpoint = stage.endpoint(options={"message.timeout.ms": 1000})
+        endpoint = stage.endpoint(options={"topic.metadata.refresh.interval.ms": 1000})
         assert stage.errors(endpoint, message(1)) == [None]
 
         relay.advertised_host = "127.0.0.2"
-        # So that there is time for a look.
-        kafka.slow_down(50)
         told = (error for n in itertools.count(2) for error in stage.errors(endpoint, message(n)))
         error = next(filter(None, told))
 
     assert error.startswith("[PERMANENT] blocked: the cluster names broker 127.0.0.2:")
     stage.dispatcher.close()
+
+
+def test_a_name_that_resolves_to_another_address_for_librdkafka_is_not_dialled(
+    kafka: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reach, "_addresses", lambda *_: ["192.88.1.1"])
+    with Relay(kafka) as relay:
+        stage = Stage(f"localhost:{relay.port}", Guard())
+        # By its name: a certificate is for that.
+        endpoint = stage.endpoint(options={"security.protocol": "ssl"})
+        (error,) = stage.errors(endpoint, message(1))
+
+    assert error is not None and error.startswith(f"[PERMANENT] blocked: localhost:{relay.port}: address ")
+    assert "is blocked (loopback" in error
+    assert relay.connections == 0
+    stage.dispatcher.close()
+
+
+@pytest.mark.parametrize(
+    ("broker", "address", "told"),
+    [
+        ("a.example.com:9092", "192.88.1.1", None),
+        (
+            "a.example.com:9092",
+            "127.0.0.1",
+            "blocked: the cluster names broker a.example.com:9092: address 127.0.0.1 is",
+        ),
+        ("b.test:9092", "192.88.1.1", "config: the cluster names broker b.test:9092: host b.test is not listed"),
+        # What servers() has found is a host of the config.
+        ("192.88.1.2:9092", "192.88.1.2", None),
+        ("192.88.1.2:9092", "10.0.0.1", "blocked: 192.88.1.2:9092: address 10.0.0.1 is blocked"),
+        ("192.88.1.2:9093", "192.88.1.2", "config: the cluster names broker 192.88.1.2:9093: host 192.88.1.2 is"),
+        # As addresses of version 6 come, from a cluster and from us.
+        ("::1:9092", "::1", "config: the cluster names broker ::1:9092: host ::1 is not listed"),
+        ("[::1]:9092", "::1", "config: the cluster names broker [::1]:9092: host ::1 is not listed"),
+        # Of such hosts librdkafka would dial b.test, or nothing.
+        (
+            "[b.test]x.example.com:9092",
+            "192.88.1.1",
+            "config: the cluster names broker [b.test]x.example.com:9092: its host",
+        ),
+        (
+            "b.test:1]x.example.com:9092",
+            "192.88.1.1",
+            "config: the cluster names broker b.test:1]x.example.com:9092: its host",
+        ),
+        (
+            "b.test\n.example.com:9092",
+            "192.88.1.1",
+            "config: the cluster names broker b.test\n.example.com:9092: its host",
+        ),
+        ("x.example.com", "192.88.1.1", "config: the cluster names broker x.example.com: its host"),
+        ("", "192.88.1.1", "config: the cluster names broker : its host"),
+    ],
+)
+def test_the_gate_judges_the_host_and_the_address(broker: str, address: str, told: str | None) -> None:
+    listed = hosts.allowed("*.example.com")
+    gate = reach.Gate(Guard(hosts=listed), {"192.88.1.2:9092": "a.example.com"})
+
+    assert gate.may_dial(broker, address) is (told is None)
+    assert [text.startswith(told or "?") for text, _ in gate.refusals] == ([] if told is None else [True])
+
+
+def test_a_judge_that_fails_lets_nothing_pass(kafka: Kafka) -> None:
+    asked = threading.Event()
+
+    def fail(*_: str) -> bool:
+        asked.set()
+        raise ZeroDivisionError
+
+    with Relay(kafka) as relay:
+        producer = Producer({"log_level": 0}, fail)
+        producer.dial(relay.broker)
+        assert producer.produce(Record(b"t", b"1", None, []), -1, 1) is None
+        wait_until(asked.is_set, "the judge")
+        wait_until(lambda: any(not number for number, _ in producer.poll()), "an error")
+
+    assert relay.connections == 0
+    producer.ending()()
+
+
+def test_a_producer_that_is_dropped_ends() -> None:
+    before = set(threads())
+    producer = Producer({"log_level": 0}, lambda *_: True)
+    producer.dial("127.0.0.1:1")
+    its_own = set(threads()) - before
+    assert its_own
+
+    del producer
+    gc.collect()
+
+    wait_until(lambda: not its_own & set(threads()), "the end of its threads")
+
+
+@pytest.mark.parametrize("key", [None, b"", b"k\0k"])
+@pytest.mark.parametrize("value", [b"", b"\0", b"x" * 100_000])
+@pytest.mark.parametrize("headers", [0, 1, 40])
+def test_a_record_arrives_as_it_is(kafka: Kafka, value: bytes, key: bytes | None, headers: int) -> None:
+    topic = kafka.create_topic(f"unit-{uuid4()}", 3)
+    producer = Producer({"log_level": 0}, lambda *_: True)
+    producer.dial(kafka.broker)
+    given = [(f"h\u00e9{n}".encode(), f"{n}\0\u00e9".encode() * (n % 3)) for n in range(headers)]
+
+    for number in (1, 2):
+        assert producer.produce(Record(topic.encode(), value, key, given), 2, number) is None
+    reports: list[Any] = []
+    wait_until(lambda: [reports.extend(producer.poll()), len(reports) == 2][1], "both reports")
+
+    assert reports == [(1, None), (2, None)]
+    for found in kafka.read(topic, 2, 3):
+        # The reader takes an empty key for none.
+        assert (found.partition, found.value, (found.key or "").encode()) == (2, value, key or b"")
+        assert [(name.encode(), text.encode()) for name, text in found.headers.items()] == given
+    producer.ending()()
+
+
+def test_a_header_whose_name_librdkafka_would_cut_fails_its_message(stage: Stage) -> None:
+    errors = stage.errors(stage.endpoint(), message(1, headers='{"x\\u0000y": "1"}'), message(2))
+
+    assert errors == ["[PERMANENT] message: it can't be built: ValueError", None]
 
 
 def test_a_message_whose_topic_cannot_be_made_needs_no_cluster(silent: str) -> None:
@@ -296,11 +436,13 @@ def test_a_producer_that_cannot_go_on_is_replaced(kafka: Kafka, stage: Stage) ->
     first = stage.connection
     kafka.fail(PRODUCE, KafkaError.NOT_ENOUGH_REPLICAS)
     stage.dispatcher.start(endpoint, [message(2)])
-    first._errors.append(KafkaError(KafkaError._FATAL))
+    break_producer(first)
 
     ((settled,), (error,)) = settle_all(stage.dispatcher), stage.errors(endpoint, message(3))
 
-    assert str(settled.outcome.error).startswith("[RETRYABLE] kafka: ")
+    assert str(settled.outcome.error).startswith("[RETRYABLE] kafka: ") and "a test (OUT_OF_ORDER" in str(
+        settled.outcome.error
+    )
     assert error is None
     assert stage.connection is not first
 
@@ -309,7 +451,7 @@ def test_one_that_cannot_go_on_while_it_is_idle_fails_nothing(kafka: Kafka, stag
     endpoint = stage.endpoint()
     assert stage.errors(endpoint, message(1)) == [None]
     first = stage.connection
-    first._errors.append(KafkaError(KafkaError._FATAL))
+    break_producer(first)
 
     assert stage.errors(endpoint, message(2)) == [None]
     assert stage.connection is not first
@@ -335,40 +477,32 @@ def test_a_partition_that_is_not_there_yet_is_tried_again(kafka: Kafka, stage: S
     assert error is not None and error.startswith("[RETRYABLE] kafka: ") and "_UNKNOWN_PARTITION" in error
 
 
-def test_what_was_acknowledged_before_the_end_is_delivered(kafka: Kafka) -> None:
-    """The look that finds a forbidden broker ends the producer, and not what it has delivered."""
-    with Relay(kafka) as relay:
-        stage = Stage(relay.broker, Guard(allowed=["127.0.0.1/32"]))
-        endpoint = stage.endpoint()
-        assert stage.errors(endpoint, message(1)) == [None]
-        link = stage.connection
-        stage.dispatcher.start(endpoint, [message(2)])
-        # The cluster has it, and the report hasn't been read.
-        wait_until(lambda: link._producer.poll(0) and link._reports, message="the report")
-        relay.advertised_host = "127.0.0.2"
-        link._next_look = 0.0
-        link.timer_passed()
-        (look,) = link._background
-        wait_until(lambda: select.select([look], [], [], 0)[0], message="the look")
+def test_what_was_acknowledged_before_a_refusal_is_delivered(kafka: Kafka, stage: Stage) -> None:
+    endpoint = stage.endpoint()
+    assert stage.errors(endpoint, message(1)) == [None]
+    link = stage.connection
+    assert link._producer is not None and link._gate is not None
+    stage.dispatcher.start(endpoint, [message(2)])
+    # The cluster has it, and the report hasn't been read.
+    descriptor = link._producer.descriptor
+    wait_until(lambda: select.select([descriptor], [], [], 0)[0], message="the report")
+    link._gate.may_dial("not a broker", "127.0.0.1")
 
-        link.guarded(lambda: link.advance(look, READABLE))
+    link.guarded(link.hear)
 
     assert link.is_lost
     assert [each.outcome.error for each in stage.transport._settled] == [None]
-    stage.dispatcher.close()
 
 
-def test_the_worker_looks_less_often_when_nothing_comes(kafka: Kafka, stage: Stage) -> None:
-    endpoint = stage.endpoint()
+def test_a_worker_waits_for_reports_without_looking_for_them(kafka: Kafka, stage: Stage) -> None:
+    endpoint = stage.endpoint(options={"message.timeout.ms": 300_000})
     assert stage.errors(endpoint, message(1)) == [None]
     kafka.hang()
     stage.dispatcher.start(endpoint, [message(2)])
+    stage.dispatcher.step(0)
 
-    def is_patient() -> bool:
-        stage.dispatcher.step(0.1)
-        return stage.connection._pace == connection._LATEST
-
-    wait_until(is_patient, message="patience")
+    left = stage.transport.timeout()
     kafka.go_on()
 
-    assert stage.errors(endpoint, message(3)) == [None, None]
+    assert left is not None and left > 200
+    assert [each.outcome.error for each in settle_all(stage.dispatcher)] == [None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from importlib import import_module
@@ -15,9 +16,9 @@ from ulak.transports.transport import Descriptors, Transport
 
 
 class Client(NamedTuple):
-    """A Python module and its Debian package, which workers need to deliver over a protocol."""
+    """A Python module or a shared library, and its Debian package, which workers need to deliver over a protocol."""
 
-    module: str
+    name: str
     package: str
     # If not empty, only a config with one of these keys needs it.
     keys: frozenset[str] = frozenset()
@@ -30,7 +31,7 @@ CLIENTS: Mapping[str, tuple[Client, ...]] = {
         # Not a key of the config: missing_clients() uses this word for a signing secret that starts with whsk_.
         Client("cryptography", "python3-cryptography", frozenset(("ed25519",))),
     ),
-    "kafka": (Client("confluent_kafka", "python3-confluent-kafka"),),
+    "kafka": (Client("librdkafka.so.1", "librdkafka1"),),
     "mqtt": (Client("paho", "python3-paho-mqtt"),),
     "nats": (Client("cryptography", "python3-cryptography", frozenset(("nkey_seed", "credentials_file"))),),
     "redis": (Client("redis", "python3-redis"),),
@@ -40,9 +41,19 @@ CLIENTS: Mapping[str, tuple[Client, ...]] = {
 def missing_client(protocol: str, config: Collection[str] = ()) -> str | None:
     """The package that is missing to deliver over this protocol, with a config that has these keys."""
     for client in CLIENTS.get(protocol, ()):
-        if (not client.keys or not client.keys.isdisjoint(config)) and find_spec(client.module) is None:
+        if (not client.keys or not client.keys.isdisjoint(config)) and not _is_installed(client.name):
             return client.package
     return None
+
+
+def _is_installed(name: str) -> bool:
+    if ".so." not in name:
+        return find_spec(name) is not None
+    try:
+        ctypes.CDLL(name)
+    except OSError:
+        return False
+    return True
 
 
 def transports(

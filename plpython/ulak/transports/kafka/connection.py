@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
+from collections.abc import Mapping
 from functools import partial
-from typing import NamedTuple
 
-from confluent_kafka import KafkaError, KafkaException, Producer
-
-from ulak.messages import bulkhead
 from ulak.messages.delivery import MESSAGE, PERMANENT, RETRYABLE, Endpoint, Message
 from ulak.safety import files
 from ulak.transports.broker import message as messages
@@ -17,27 +15,11 @@ from ulak.transports.broker.delivery import Delivery
 from ulak.transports.broker.errors import Lost
 from ulak.transports.broker.link import Link, Surroundings
 from ulak.transports.kafka import reach, verdict
+from ulak.transports.kafka.librdkafka import Problem, Producer, Record, Refused
 from ulak.transports.kafka.target import Target
+from ulak.transports.transport import READABLE
 
-# Seconds between two polls for delivery reports while messages are in flight: the Python binding has no way to signal
-# them. A thread that waits for reports needs Python's lock for each, and gets it only every 5 ms while the worker is
-# busy: 5,900 reports a second at 169 us of processor time, against 336,000 at 2 us for a worker that polls.
-_SOONEST = 0.001
-# The longest time between two polls, reached when no report has come for a while.
-_LATEST = 0.02
-# How often the cluster's brokers are listed and checked, and how long the answer may take.
-_LOOK_SECONDS = 5.0
-_LOOK_TIMEOUT = 3.0
 _MOST_ERRORS = 20
-
-_Reports = deque[tuple[Delivery, Message, KafkaError | None]]
-
-
-class _Record(NamedTuple):
-    topic: str
-    value: bytes
-    key: str | None
-    headers: list[tuple[str, str]]
 
 
 class KafkaConnection(Link):
@@ -48,87 +30,57 @@ class KafkaConnection(Link):
     def __init__(self, endpoint: Endpoint, surroundings: Surroundings) -> None:
         super().__init__(endpoint, surroundings)
         self._producer: Producer | None = None
-        # Filled by librdkafka's callbacks, in any thread. The callbacks refer only to these two, so that they keep
-        # nothing else alive.
-        self._reports: _Reports = deque()
-        self._errors: deque[KafkaError] = deque(maxlen=_MOST_ERRORS)
-        self._is_looking = False
+        self._gate: reach.Gate | None = None
+        self._errors: deque[Problem] = deque(maxlen=_MOST_ERRORS)
+        self._numbers = itertools.count(1)
+        # By the number of the record.
+        self._in_flight: dict[int, tuple[Delivery, Message]] = {}
+        # The cluster has taken a message.
+        self._is_proven = False
         self._ending: Background[None] | None = None
-        self._next_look = 0.0
-        self._pace = _SOONEST
-        # A topic in use: the cluster's metadata is requested for it.
-        self._topic = ""
 
     @property
     def peer(self) -> str:
         return self.target.peer
 
     def dial(self) -> None:
-        """Asks for the metadata of the first message's topic, which librdkafka would ask for next."""
-        delivery = self._waiting[0]
-        first = next(filter(None, (self.encoded(delivery, message) for message in delivery.messages)), None)
-        if first is None:
-            # None of its messages can be sent; each has its outcome.
-            self._waiting.popleft()
-            self._surroundings.settled.append(delivery.settled())
-            return
-        files.check(self.target.files)
         self.is_dialled = True
-        self._topic = first.topic
-        guard = self._surroundings.guard
-        work = partial(reach.reach, self.target, guard, first.topic, self._errors, self._opens_until, self._clock)
-        self.in_background(work, self._reached)
+        self.in_background(partial(reach.servers, self.target, self._surroundings.guard), self._found)
 
-    def send(self, delivery: Delivery) -> None:
-        super().send(delivery)
-        self._pace = _SOONEST
-        self.timer_at = self._clock() + _SOONEST
-
-    def encode(self, message: Message) -> _Record:
+    def encode(self, message: Message) -> Record:
         target = self.target
         made = messages.content(message, target.events)
         key = message.ordering_key or (target.key.of(message) if target.key is not None else None)
-        headers = messages.headers(message, made, "ce_", target.headers)
-        return _Record(target.topic.of(message), made.body, key, list(headers.items()))
+        headers = [
+            (name.encode(), text.encode())
+            for name, text in messages.headers(message, made, "ce_", target.headers).items()
+        ]
+        if any(b"\0" in name for name, _ in headers):
+            raise ValueError
+        return Record(target.topic.of(message).encode(), made.body, None if key is None else key.encode(), headers)
 
-    def publish(self, delivery: Delivery, message: Message, encoded: _Record) -> None:
+    def publish(self, delivery: Delivery, message: Message, encoded: Record) -> None:
         assert self._producer is not None
-        topic, value, key, headers = encoded
-        report = partial(_report, self._reports, delivery, message)
-        try:
-            self._producer.produce(topic, value, key, self.target.partition, report, headers=headers)
-            self._topic = topic
-        except BufferError:
+        number = next(self._numbers)
+        problem = self._producer.produce(encoded, self.target.partition, number)
+        if problem is None:
+            self._in_flight[number] = delivery, message
+        elif problem.code == verdict.QUEUE_FULL:
             told = f"kafka: {self.peer}: librdkafka holds as many messages as it may"
             self.refuse(delivery, message, RETRYABLE, told)
-        except KafkaException as error:
+        else:
             # librdkafka itself refuses it, for example because it is too large. It was never sent.
-            prefix, told = self._failure(error.args[0])
+            prefix, told = self._failure(problem)
             self.refuse(delivery, message, f"{PERMANENT} {MESSAGE}" if prefix == PERMANENT else prefix, told)
-        # The Python binding can't encode the record.
-        except (ValueError, TypeError) as error:
-            delivery.fail(message, bulkhead.unbuildable(error))
-
-    def timer_passed(self) -> None:
-        if not self._under_way:
-            self.timer_at = None
-            return
-        now = self._clock()
-        if now >= self._next_look and not self._is_looking:
-            self._is_looking = True
-            guard = self._surroundings.guard
-            look = partial(reach.look, self._producer, self.target, guard, self._topic, _LOOK_TIMEOUT)
-            self.in_background(look, self._looked)
-        self.timer_at = now + self._pace
 
     def leave(self) -> int | None:
-        """Closing a producer waits for librdkafka's threads, one of which may be resolving a name. So a thread of ours
-        does it. It needs Python's lock, which it can't get once the session has left Python."""
+        """Ending a producer waits for librdkafka's threads, so a thread of ours does it. It needs Python's lock, which
+        it can't get once the session has left Python."""
         if self._producer is None:
             return None
-        held = [self._producer]
-        self._producer = None
-        self._ending = Background(partial(_end, held))
+        producer, self._producer = self._producer, None
+        self.forget(producer.descriptor)
+        self._ending = Background(producer.ending())
         return self._ending.descriptor
 
     def close(self) -> None:
@@ -138,49 +90,47 @@ class KafkaConnection(Link):
             self._ending.close()
             self._ending = None
 
-    def _reached(self, producer: Producer) -> None:
-        self._producer = producer
-        self._next_look = self._clock() + _LOOK_SECONDS
-        self.open()
-
-    def _looked(self, _: None) -> None:
-        self._is_looking = False
-        self._next_look = self._clock() + _LOOK_SECONDS
-
     def hear(self) -> None:
-        """Handles librdkafka's delivery reports."""
-        if self._producer is None:
+        """Handles librdkafka's delivery reports, its errors, and what the gate has refused."""
+        if self._producer is None or self._gate is None:
             return
-        self._producer.poll(0)
-        reports = self._reports
-        self._pace = _SOONEST if reports else min(self._pace * 1.5, _LATEST)
-        for each in self._errors:
-            if verdict.is_last(each):
-                raise Lost(f"kafka: {self.peer}: {verdict.words(each)}")
-        while reports:
-            delivery, message, error = reports.popleft()
-            if error is None:
+        failed, last = [], None
+        for number, problem in self._producer.poll():
+            if number and problem is None:
+                self._is_proven = True
                 # A message has arrived, so earlier errors are over.
                 self._errors.clear()
-                self.acknowledge(delivery, message)
-            else:
-                self.refuse(delivery, message, *self._failure(error))
+                self.acknowledge(*self._in_flight.pop(number))
+            elif number and problem is not None:
+                failed.append((*self._in_flight.pop(number), problem))
+            elif problem is not None:
+                self._errors.append(problem)
+                last = problem if verdict.is_last(problem) else last
+        # What ends the producer says more than the reports of what it dropped.
+        if self._gate.refusals:
+            raise Lost(*self._gate.refusals.pop())
+        if last is not None:
+            raise Lost(f"kafka: {self.peer}: {verdict.words(last)}")
+        if not self._is_proven and any(map(verdict.is_hopeless, self._errors)):
+            kind = "login" if any(each.code in verdict.LOGIN for each in self._errors) else "network"
+            raise Lost(f"{kind}: {verdict.reason(self._errors) or f'{self.peer}: all brokers are down'}")
+        for delivery, message, problem in failed:
+            self.refuse(delivery, message, *self._failure(problem))
 
-    def _failure(self, error: KafkaError) -> tuple[str, str]:
-        told = verdict.words(error)
-        if error.code() == KafkaError._MSG_TIMED_OUT and (reason := reach.reason(self._errors)):
+    def _found(self, servers: Mapping[str, str]) -> None:
+        files.check(self.target.files)
+        self._gate = reach.Gate(self._surroundings.guard, servers)
+        try:
+            self._producer = Producer(self.target.properties, self._gate.may_dial)
+        except Refused as error:
+            raise Lost(f"config: {error}") from None
+        self.watch(self._producer.descriptor, READABLE)
+        self.open()
+        self._producer.dial(",".join(servers))
+
+    def _failure(self, problem: Problem) -> tuple[str, str]:
+        told = verdict.words(problem)
+        if problem.code == verdict.MSG_TIMED_OUT and (reason := verdict.reason(self._errors)):
             told = f"{told}: {reason}"
-        kind = "login" if error.code() in verdict.LOGIN else "kafka"
-        return verdict.prefix(error), f"{kind}: {self.peer}: {told}"
-
-
-def _report(reports: _Reports, delivery: Delivery, message: Message, error: KafkaError | None, _: object) -> None:
-    reports.append((delivery, message, error))
-
-
-def _end(held: list[Producer]) -> None:
-    """Drops unsent messages. The list holds the only reference, so the producer ends here."""
-    producer = held.pop()
-    producer.purge()
-    # Runs the callbacks of the dropped messages, which releases them.
-    producer.poll(0)
+        kind = "login" if problem.code in verdict.LOGIN else "kafka"
+        return verdict.prefix(problem), f"{kind}: {self.peer}: {told}"

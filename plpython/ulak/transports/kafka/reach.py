@@ -1,76 +1,30 @@
-"""How a cluster is reached: every address is judged before messages are handed to librdkafka, which dials on its own.
-
-All of this waits, so it runs in threads. What librdkafka's binding for Python doesn't allow is to judge when it is
-dialled: a name may resolve to another address for librdkafka than it did for us, and a cluster may name another broker
-between two looks.
-"""
+"""How a cluster is reached. librdkafka dials by itself, but asks the gate before each connection: nothing relies on
+when it dials, or on what a name resolves to for it."""
 
 from __future__ import annotations
 
+import re
 import socket
 from collections import deque
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Mapping
 
-from confluent_kafka import KafkaError, KafkaException, Producer, libversion
-
-from ulak.messages.delivery import PERMANENT
+from ulak.messages.delivery import PERMANENT, RETRYABLE
 from ulak.safety.address import Guard
-from ulak.sessions.leaving import skip_exit_handlers
 from ulak.transports.broker.errors import Lost
-from ulak.transports.kafka import verdict
 from ulak.transports.kafka.target import Target
 
-# Seconds for the first request for metadata; after it, errors are looked at.
-_FIRST_LOOK = 0.1
 _FAMILIES = {"v4": socket.AF_INET, "v6": socket.AF_INET6}
-# Later versions send metrics to any broker that the cluster names, and would dial it before it is judged.
-_SILENT = {"enable.metrics.push": False} if libversion()[1] >= 0x020500FF else {}
-# Waiting longer wouldn't help: the credentials are wrong for all brokers, or all brokers are down.
-_HOPELESS = (KafkaError._AUTHENTICATION, KafkaError._ALL_BROKERS_DOWN)
+# As librdkafka reads it. A cluster may name any text as a host, and for some of them it dials only a part.
+_BROKER = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+|[0-9A-Fa-f:.]+)):[0-9]{1,5}")
 
 
-def reach(
-    target: Target, guard: Guard, topic: str, errors: deque[KafkaError], until: float, clock: Callable[[], float]
-) -> Producer:
-    """A producer that knows its cluster. Raises Lost."""
-    servers = _servers(target, guard)
-    properties = {**target.properties, **_SILENT, "bootstrap.servers": ",".join(servers), "error_cb": errors.append}
-    skip_exit_handlers()
-    try:
-        producer = Producer(properties)
-    except KafkaException as error:
-        raise Lost(f"config: {error.args[0].str()}") from None
-    metadata = _metadata(producer, topic, errors, until, clock, target.peer)
-    judge(target, guard, metadata)
-    return producer
+def servers(target: Target, guard: Guard) -> Mapping[str, str]:
+    """The bootstrap servers for librdkafka, and the host of the config that each stands for. Raises Lost. It resolves
+    names, so it runs in a thread.
 
-
-def look(producer: Producer, target: Target, guard: Guard, topic: str, seconds: float) -> None:
-    """Checks that all brokers of the cluster may still be dialled. Raises Lost."""
-    try:
-        metadata = producer.list_topics(topic, timeout=seconds)
-    except KafkaException:
-        # No broker answers now; messages in flight have their own time-out.
-        return
-    judge(target, guard, metadata)
-
-
-def judge(target: Target, guard: Guard, metadata: Any) -> None:
-    """Raises Lost if the cluster names a broker that may not be dialled."""
-    for broker in metadata.brokers.values():
-        if refusal := guard.host_refusal(broker.host):
-            raise Lost(f"config: the cluster names broker {broker.host}:{broker.port}: {refusal}")
-        # A name that resolves to nothing has no addresses here, and librdkafka can't dial it either.
-        for address in _addresses(target, broker.host, broker.port):
-            if problem := guard.refusal(address):
-                raise Lost(f"blocked: the cluster names broker {broker.host}:{broker.port}: {problem}", PERMANENT)
-
-
-def _servers(target: Target, guard: Guard) -> list[str]:
-    """The bootstrap servers: by address, so that exactly what was judged is dialled. With TLS by name, as certificates
-    are for names."""
-    servers: list[str] = []
+    They are addresses, so that each has its try; with TLS they are names, for which certificates are.
+    """
+    found: dict[str, str] = {}
     for host, port in target.brokers:
         if refusal := guard.host_refusal(host):
             raise Lost(f"config: {refusal}")
@@ -80,38 +34,40 @@ def _servers(target: Target, guard: Guard) -> list[str]:
             # Retrying doesn't help: a forbidden address stays forbidden.
             raise Lost(f"blocked: {host}:{port}: {next(iter(refusals.values()))}", PERMANENT)
         dialled = [host] if target.has_tls and addresses else [each for each in addresses if each not in refusals]
-        servers += (f"[{each}]:{port}" if ":" in each else f"{each}:{port}" for each in dialled)
-    if not servers:
+        found |= {f"[{each}]:{port}" if ":" in each else f"{each}:{port}": host for each in dialled}
+    if not found:
         host, port = target.brokers[0]
         raise Lost(f"resolve: {host}:{port}: the name has no address")
-    return servers
-
-
-def _metadata(
-    producer: Producer, topic: str, errors: Iterable[KafkaError], until: float, clock: Callable[[], float], peer: str
-) -> Any:
-    wait = _FIRST_LOOK
-    while True:
-        try:
-            return producer.list_topics(topic, timeout=max(0.01, min(wait, until - clock())))
-        except KafkaException as error:
-            failed = error.args[0]
-        # Runs error_cb for the errors so far.
-        producer.poll(0)
-        known = list(errors)
-        if any(each.code() in _HOPELESS for each in known) or clock() >= until:
-            kind = "login" if any(each.code() in verdict.LOGIN for each in known) else "network"
-            raise Lost(f"{kind}: {reason(known) or f'{peer}: {verdict.words(failed)}'}")
-        wait *= 2
-
-
-def reason(errors: Iterable[KafkaError]) -> str | None:
-    """The last error that says more than that all brokers are down."""
-    found = None
-    for each in errors:
-        if each.code() != KafkaError._ALL_BROKERS_DOWN:
-            found = verdict.words(each)
     return found
+
+
+class Gate:
+    """Judges each connection as it is dialled. Called in librdkafka's threads."""
+
+    def __init__(self, guard: Guard, known: Mapping[str, str]) -> None:
+        """`known` is what servers() has found."""
+        self._guard = guard
+        self._known = known
+        # A text for people, and the prefix by which the database decides. One of them ends the connection.
+        self.refusals: deque[tuple[str, str]] = deque(maxlen=1)
+
+    def may_dial(self, broker: str, address: str) -> bool:
+        if refusal := self._refusal(broker, address):
+            self.refusals.append(refusal)
+        return refusal is None
+
+    def _refusal(self, broker: str, address: str) -> tuple[str, str] | None:
+        parts = _BROKER.fullmatch(broker)
+        named = broker if broker in self._known else f"the cluster names broker {broker}"
+        if parts is None:
+            return f"config: {named}: its host can't be read", RETRYABLE
+        host = self._known.get(broker) or parts[1] or parts[2]
+        if refusal := self._guard.host_refusal(host):
+            return f"config: {named}: {refusal}", RETRYABLE
+        if refusal := self._guard.refusal(address):
+            # Retrying doesn't help: a forbidden address stays forbidden.
+            return f"blocked: {named}: {refusal}", PERMANENT
+        return None
 
 
 def _addresses(target: Target, host: str, port: int) -> list[str]:

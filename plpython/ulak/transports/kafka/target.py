@@ -30,7 +30,7 @@ _SECRETS = ("sasl.password", "ssl.key.password", "ssl.key.pem")
 _FIXED: Mapping[str, Any] = {
     "enable.idempotence": True,
     "acks": "all",
-    # A callback reports errors; librdkafka's log would end up in the server's.
+    # Its events report errors; its log would end up in the server's.
     "log_level": 0,
 }
 _DEFAULTS: Mapping[str, Any] = {
