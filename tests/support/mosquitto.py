@@ -22,7 +22,7 @@ from support.sessions import hold, patience, wait_until
 
 def make_client(client_id: str = "", protocol: int = paho.MQTTv5) -> paho.Client:
     """Of paho 1 and 2 alike."""
-    first = (paho.CallbackAPIVersion.VERSION1,) if hasattr(paho, "CallbackAPIVersion") else ()
+    first = (paho.CallbackAPIVersion.VERSION2,) if hasattr(paho, "CallbackAPIVersion") else ()
     return paho.Client(*first, client_id=client_id, protocol=protocol)
 
 

@@ -14,8 +14,6 @@ import psycopg
 import pytest
 from support.cluster import run
 from support.mosquitto import Mosquitto, Subscriber, make_client
-from support.nats import Nats
-from support.ports import start_on_free_port
 from support.receiver import Certificate, shown_by_client
 from support.sessions import wait_until
 from support.site import PATIENT, UNBROKEN, Site
@@ -70,27 +68,6 @@ def test_the_topic_may_be_named_by_the_message(site: Site, mosquitto: Mosquitto,
     site.wait_for_status(wild, "failed")
     assert subscriber.wait_for(1)[0].topic == "orders/paid"
     assert "must not have a wildcard" in site.dead(wild)["last_error"]
-
-
-def test_a_gateway_that_leaves_at_a_dot_in_the_topic_is_reported(site: Site, tmp_path: Path) -> None:
-    """NATS' own, before version 2.10."""
-
-    def start(port: int) -> tuple[Nats, int]:
-        return Nats(tmp_path / "nats", f'mqtt: {{listen: "127.0.0.1:{port}"}}'), port
-
-    gateway, port = start_on_free_port(start)
-    with gateway:
-        config = {"broker": "127.0.0.1", "port": port, "topic": "shop.orders", "circuit_breaker": UNBROKEN}
-        site.endpoint("shop", config, {"max_retries": 0}, "mqtt")
-        site.start()
-
-        id = site.send("shop")
-
-        site.wait_for_status(id, "failed")
-        assert site.dead(id)["last_error"].startswith("[RETRYABLE] mqtt: dotted: ")
-        assert "shop.orders" in site.dead(id)["last_error"]
-        advice = site.value("select fix from ulak.doctor() where \"check\" = 'failing'")
-        assert "use slashes" in advice
 
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
@@ -368,11 +345,18 @@ def test_a_ping_publishes_or_says_why_it_cannot(site: Site, own: Mosquitto) -> N
     assert "connect: Connection refused" in down["error"]
 
 
+ONLY_3_1_1 = {5: b"\x20\x02\x00\x01", 4: b"\x20\x02\x00\x00"}
+
+
 class SmallBroker:
     """Answers as told to a connection of each version of the protocol (4 is 3.1.1), and acknowledges what it gets."""
 
-    def __init__(self, greetings: dict[int, bytes], refusals: list[int] | None = None) -> None:
+    def __init__(
+        self, greetings: dict[int, bytes], refusals: list[int] | None = None, leaves_at: bytes | None = None
+    ) -> None:
         self.greetings = greetings
+        # It closes a connection that publishes to a topic with this in it.
+        self.leaves_at = leaves_at
         # Reasons of the first acknowledgements.
         self.refusals = refusals or []
         self.versions: list[int] = []
@@ -390,7 +374,10 @@ class SmallBroker:
                 return
             with connection, connection.makefile("rb") as stream:
                 while head := stream.read(1):
-                    self._answer(connection, head[0] & 0xF0, stream.read(_length(stream)))
+                    kind, packet = head[0] & 0xF0, stream.read(_length(stream))
+                    if kind == 0x30 and self.leaves_at is not None and self.leaves_at in _topic(packet):
+                        break
+                    self._answer(connection, kind, packet)
 
     def _answer(self, connection: socket.socket, kind: int, packet: bytes) -> None:
         if kind == 0x10:
@@ -414,6 +401,10 @@ class SmallBroker:
         self._listening.close()
 
 
+def _topic(packet: bytes) -> bytes:
+    return packet[2 : 2 + int.from_bytes(packet[:2], "big")]
+
+
 def _length(stream: Any) -> int:
     length = shift = 0
     while True:
@@ -425,7 +416,7 @@ def _length(stream: Any) -> int:
 
 
 def test_a_broker_without_mqtt_5_gets_the_payload_alone(site: Site) -> None:
-    with SmallBroker({5: b"\x20\x02\x00\x01", 4: b"\x20\x02\x00\x00"}) as broker:
+    with SmallBroker(ONLY_3_1_1) as broker:
         site.endpoint("shop", {"broker": "127.0.0.1", "port": broker.port, "topic": "orders"}, PATIENT, "mqtt")
         site.start()
 
@@ -434,6 +425,22 @@ def test_a_broker_without_mqtt_5_gets_the_payload_alone(site: Site) -> None:
     assert message["attempts"] == 1
     assert broker.versions == [5, 4]
     assert [json.loads(each) for each in broker.published] == [{"order": 7}]
+
+
+def test_a_gateway_that_leaves_at_a_dot_in_the_topic_is_reported(site: Site) -> None:
+    """As NATS' own did before version 2.10."""
+    with SmallBroker(ONLY_3_1_1, leaves_at=b".") as gateway:
+        config = {"broker": "127.0.0.1", "port": gateway.port, "topic": "shop.orders", "circuit_breaker": UNBROKEN}
+        site.endpoint("shop", config, {"max_retries": 0}, "mqtt")
+        site.start()
+
+        id = site.send("shop")
+
+        site.wait_for_status(id, "failed")
+    assert site.dead(id)["last_error"].startswith("[RETRYABLE] mqtt: dotted: ")
+    assert "shop.orders" in site.dead(id)["last_error"]
+    advice = site.value("select fix from ulak.doctor() where \"check\" = 'failing'")
+    assert "use slashes" in advice
 
 
 def test_a_broker_that_is_full_is_tried_again(site: Site) -> None:

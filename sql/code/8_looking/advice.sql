@@ -63,7 +63,7 @@ as $sql$
                 ),
                 (
                     '{"mqtt: dotted: "}', true, 'it closes the connection at each message for a topic with a dot',
-                    'NATS is such a broker: use slashes in "topic", or an endpoint of protocol nats'
+                    'NATS before version 2.10 is such a broker: use slashes in "topic", or an endpoint of protocol nats'
                 ),
                 ('{network: }', false, 'the connection to it breaks off', null),
                 ('{worker: }', false, 'the worker has failed', 'and report it: it is a defect of ulak'),
