@@ -393,7 +393,8 @@ class Client:
             if descriptor in self._wanted:
                 act(descriptor, _READY[events & 31])
             else:
-                # The receiver closed an idle connection; epoll would report it again and again.
+                # The receiver closed an idle connection, or libcurl waited last until it can be written to (8.14 does
+                # if the answer comes at once). epoll would report it again and again.
                 self._watched.pop(descriptor, None)
                 self._descriptors.forget(descriptor)
         self._collect(finished)
