@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
-from base64 import b64decode, urlsafe_b64decode
+from base64 import b64decode, b64encode, urlsafe_b64decode
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 from nacl.signing import SigningKey
 from support.queue import DB, Queue
 
@@ -106,15 +110,50 @@ def test_a_config_that_can_not_sign_is_refused(queue: Queue, config: Any, path: 
     assert path + " " in str(error.message_primary)
 
 
-def test_without_the_package_nothing_changes_and_the_error_names_it(db: DB) -> None:
-    queue = Queue(db)
-    queue.endpoint("shop", {"url": "https://example.com", "signature": {"scheme": "ed25519"}}, protocol="http")
-    queue.db.execute("do $$ import sys; sys.modules['cryptography'] = None $$ language plpython3u")
+# The public half, which is computed in SQL.
 
-    error = queue.refuses("rotate_secret", "shop")
+PUBLIC = "select ulak_private.public_key(%s)"
 
-    assert (error.sqlstate, error.message_hint) == (
-        "55000",
-        "As root on the server: apt-get install python3-cryptography",
-    )
-    assert signs_with(queue) == []
+
+@pytest.mark.parametrize(
+    ("seed", "public"),
+    [
+        # RFC 8032, 7.1.
+        (
+            "9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60",
+            "d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a",
+        ),
+        (
+            "4ccd089b28ff96da9db6c346ec114e0f5b8a319f35aba624da8cf6ed4fb8a6fb",
+            "3d4017c3e843895a92b70aa74d1b7ebc9c982ccf2ec4968cc0cd55f12af4660c",
+        ),
+        (
+            "c5aa8df43f9f837bedb7442f31dcb7b166d38535076f094b85ce3a2e0b4458f7",
+            "fc51cd8e6218a1a38da47ed00230f0580816ed13ba3303ac5deb911548908025",
+        ),
+        (
+            "f5e5767cf153319517630f226876b86c8160cc583bc013744c6bf255f5cc0ee5",
+            "278117fc144c72340f67d0f2316e8386ceffbf2b2428c9c51fef7c597f1d426e",
+        ),
+        (
+            "833fe62409237b9d62ec77587520911e9a759cec1d19755b7da901b96dca3d42",
+            "ec172b93ad5e563bf4932c70e1245034c35467ef2efd4d64ebf819683467e2bf",
+        ),
+    ],
+)
+def test_the_public_half_is_that_of_the_standard(queue: Queue, seed: str, public: str) -> None:
+    assert queue.value(PUBLIC, "whsk_" + b64encode(bytes.fromhex(seed)).decode()).hex() == public
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.binary(min_size=32, max_size=32), whole=st.booleans(), padded=st.booleans())
+@example(seed=bytes(32), whole=False, padded=True)
+@example(seed=bytes([255]) * 32, whole=True, padded=False)
+def test_the_public_half_is_the_one_that_workers_sign_by(alone: DB, seed: bytes, whole: bool, padded: bool) -> None:
+    key = Ed25519PrivateKey.from_private_bytes(seed)
+    public = key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+    text = b64encode(seed + (public if whole else b"")).decode()
+
+    (found,) = alone.execute(PUBLIC, ["whsk_" + (text if padded else text.rstrip("="))]).fetchone() or (None,)
+
+    assert found == public

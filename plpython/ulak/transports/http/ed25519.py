@@ -25,15 +25,6 @@ def signer(secret: str) -> Callable[[bytes], bytes]:
     return key.sign
 
 
-def public_key(secret: str) -> bytes | None:
-    """None: the package is missing. Raises ConfigError."""
-    try:
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    except ImportError:
-        return None
-    return _raw(Ed25519PrivateKey.from_private_bytes(_halves(secret)[0]))
-
-
 def _raw(key: object) -> bytes:
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
