@@ -49,11 +49,19 @@ begin
         end if;
     end if;
     if not pg_has_role(current_user, 'pg_monitor', 'usage') then
-        raise exception 'role "%" is no member of pg_monitor', current_user
+        raise exception 'role "%" does not have the rights of pg_monitor', current_user
             using
                 errcode = '42501',
                 detail = 'ulak looks at settings and sessions with the rights of its owner: whether pg_cron runs, whether a node is alive.',
-                hint = format('grant pg_monitor to %I; -- by the administrator of the server', current_user);
+                -- As ulak_private.grant_command() has it, which isn't here yet.
+                hint = format(
+                    case
+                        when current_setting('server_version_num')::integer >= 160000 then 'grant pg_monitor to %1$I with inherit true;'
+                        when (select r.rolinherit from pg_roles r where r.rolname = current_user) then 'grant pg_monitor to %1$I;'
+                        else 'grant pg_monitor to %1$I; alter role %1$I inherit;'
+                    end || ' -- by the administrator of the server',
+                    current_user
+                );
     end if;
     perform set_config('ulak.installed', v_installed, true);
 end

@@ -1,8 +1,8 @@
--- Who owns everything here is an administrator. A role that another database's ulak has made may be granted by its maker alone.
+-- The owner is an administrator. If another database of the server has ulak, only its owner may grant these roles.
 do $plpgsql$
 begin
-    if not pg_catalog.pg_has_role(current_user, 'ulak_admin', 'member') then
-        execute pg_catalog.format('grant ulak_admin to %I', current_user);
+    if not pg_catalog.pg_has_role(current_user, 'ulak_admin', 'usage') then
+        execute ulak_private.grant_command('ulak_admin', current_user);
     end if;
 end
 $plpgsql$;

@@ -24,7 +24,7 @@ def test_a_role_is_the_session_user_of_its_connection(connect: Connect) -> None:
         row = (
             connect(role)
             .execute(
-                "select session_user::text, pg_has_role(session_user, %s, 'member'), rolsuper "
+                "select session_user::text, pg_has_role(session_user, %s, 'usage'), rolsuper "
                 "from pg_roles where rolname = session_user",
                 [role],
             )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import psycopg
-from support.cluster import ROLES
+from support.cluster import PROJECT, ROLES
 
 DB = psycopg.Connection[Any]
 
@@ -184,6 +185,30 @@ def test_the_roles_are_not_members_of_each_other(db: DB) -> None:
     """
 
     assert db.execute(query, [list(ROLES), list(ROLES)]).fetchall() == []
+
+
+# Where a role is asked to be a member, and why not to have the rights, which is usage. A member may inherit nothing, and since PostgreSQL 16
+# the role that makes another one is such a member of it.
+MEMBERS = {
+    "sql/code/7_running/login.sql": "pg_hba.conf counts members of +group, whatever they inherit",
+}
+
+
+def test_nobody_is_asked_to_be_a_member_where_the_rights_are_meant() -> None:
+    tracked = (
+        path for part in ("sql", "control", "docker", "plpython", "tests") for path in (PROJECT / part).rglob("*")
+    )
+    texts = {
+        str(path.relative_to(PROJECT)): path for path in tracked if path.is_file() and "released" not in path.parts
+    }
+
+    found = {
+        name
+        for name, path in texts.items()
+        if re.search(r"'[m]ember( with [a-z ]+)?'", path.read_text("utf-8", "ignore"), re.IGNORECASE)
+    }
+
+    assert found == set(MEMBERS)
 
 
 # Workers, nodes and procedures that commit call private functions by name.

@@ -10,6 +10,7 @@ import psycopg
 import pytest
 from support.cluster import Connect
 from support.errors import refused
+from support.queue import Queue
 from support.sessions import gather
 from ulak.transports.http import header
 
@@ -627,3 +628,24 @@ def test_a_port_has_at_most_five_digits(db: DB, protocol: str, config: dict[str,
     assert check([protocol, given.replace("%s", "00443")]).fetchone() == (True,)
     with pytest.raises(psycopg.errors.InvalidParameterValue):
         check([protocol, given.replace("%s", port)])
+
+
+# Grants.
+
+
+@pytest.mark.parametrize("role", ["create role till in role ulak_application noinherit", "create role till"])
+def test_a_grant_to_a_role_without_the_rights_of_its_kind_says_what_it_lacks(queue: Queue, role: str) -> None:
+    queue.endpoint("shop")
+    told: list[tuple[str | None, str | None]] = []
+    queue.db.add_notice_handler(lambda notice: told.append((notice.message_primary, notice.message_hint)))
+    queue.db.execute(role)  # type: ignore[arg-type]
+
+    queue.call("grant_endpoint", "shop", "till", "send")
+
+    ((message, fix),) = told
+    assert message == 'role "till" does not have the rights of ulak_application yet'
+    queue.db.execute(str(fix))  # type: ignore[arg-type]
+    told.clear()
+    assert queue.value("select pg_has_role('till', 'ulak_application', 'usage')") is True
+    queue.call("grant_endpoint", "shop", "till", "send")
+    assert told == []

@@ -12,7 +12,7 @@ from support.cluster import Cluster, CommandFailed
 from support.copies import NEXT, current_version, make_next_release
 from support.errors import refused
 from support.finished import column, value
-from support.plain import OWNER, PlainCluster, build_script
+from support.plain import OWNER, SUPERUSER, PlainCluster, build_script
 from support.releases import FIRST, SECOND, make_releases
 from support.rows import fill
 
@@ -48,6 +48,14 @@ def test_it_is_installed_without_a_superuser_and_without_plpython(shop: DB) -> N
     assert column(shop, languages) == ["internal", "plpgsql", "sql"]
     assert column(shop, "select lanname from pg_language where lanname like 'plpython%%'") == []
     assert column(shop, "select extname from pg_extension") == ["plpgsql"]
+
+
+def test_the_owner_is_an_administrator(shop: DB) -> None:
+    """Not only a member of ulak_admin, as the role that made it is since PostgreSQL 16."""
+    assert value(shop, "select pg_has_role(current_user, 'ulak_admin', 'usage')") is True
+    shop.execute("select ulak.create_endpoint('till', 'pull', '{}'), ulak.grant_endpoint('till', 'nobody', 'send')")
+    shop.execute("select ulak.send('till', '{}', p_expires_at => '2100-01-01')")
+    assert column(shop, "select id from ulak.claim('w', 1, 'till', p_now => now() + interval '1 day')") != []
 
 
 def test_the_text_makes_no_plpython_function(script: Path) -> None:
@@ -223,6 +231,25 @@ def test_the_script_of_an_earlier_version_is_refused(
     assert value(shop, "select ulak_private.version()") == NEXT
 
 
+# Roles.
+
+
+def test_what_another_role_granted_can_be_taken_back_as_it_is_said(plain: PlainCluster, shop: DB) -> None:
+    plain.as_superuser("create role delegate; create role friend; grant ulak_node to delegate with admin option")
+    problems = "select problem, remedy from ulak_private.role_problems() where role = 'ulak_node'"
+    try:
+        plain.as_superuser("set role delegate; grant ulak_node to friend")
+        with plain.connect(shop.info.dbname, SUPERUSER) as superuser:
+            found = [row for row in superuser.execute(problems).fetchall() if "test_" not in row[0]]
+            for _, remedy in found:
+                superuser.execute(remedy)
+
+            assert [problem for problem, _ in found] == ["has the member friend", "can be granted by delegate"]
+            assert value(superuser, "select pg_has_role('friend', 'ulak_node', 'usage')") is False
+    finally:
+        plain.as_superuser("drop role if exists friend; drop role delegate")
+
+
 # Roles that may not.
 
 
@@ -234,7 +261,7 @@ def assert_nothing_is_left(plain: PlainCluster, database: str) -> None:
 def test_an_owner_without_pg_monitor_is_refused(plain: PlainCluster, bare: str, script: Path) -> None:
     plain.as_superuser(f"revoke pg_monitor from {OWNER}")
     try:
-        with pytest.raises(CommandFailed, match=f"grant pg_monitor to {OWNER};"):
+        with pytest.raises(CommandFailed, match=f"grant pg_monitor to {OWNER}(;| with inherit true;)"):
             plain.run_script(bare, script)
     finally:
         plain.as_superuser(f"grant pg_monitor to {OWNER}")

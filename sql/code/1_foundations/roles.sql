@@ -43,7 +43,16 @@ as $sql$
         select r.* from pg_roles r where r.rolname = any (ulak_private.roles())
     ),
     member as (
-        select r.rolname, m.rolname as member, m.rolsuper, a.admin_option
+        select
+            r.rolname,
+            m.rolname as member,
+            m.rolsuper,
+            a.admin_option,
+            -- Since PostgreSQL 16, revoke takes back what the revoking role granted, or for a superuser, what the server's first role did.
+            case
+                when a.grantor <> 10 and current_setting('server_version_num')::integer >= 160000
+                    then format(' granted by %I', pg_get_userbyid(a.grantor))
+            end as granted_by
         from role r
         join pg_auth_members a on a.roleid = r.oid
         join pg_roles m on m.oid = a.member
@@ -67,13 +76,14 @@ as $sql$
     from role r
     where r.rolname in (select p.name from ulak_private.roles_with_password() p)
     union all
-    select m.rolname, format('can be granted by %I', m.member), format('revoke admin option for %I from %I;', m.rolname, m.member), false
-    from member m
-    where m.admin_option and not m.rolsuper
-    union all
-    select m.rolname, format('has the member %I', m.member), format('revoke %I from %I;', m.rolname, m.member), true
+    select m.rolname, format('has the member %I', m.member), format('revoke %I from %I%s;', m.rolname, m.member, m.granted_by), true
     from member m
     where m.rolname in ('ulak_admin', 'ulak_node', 'ulak_worker') and not m.admin_option and not m.rolsuper and m.member <> all (ulak_private.roles())
+    union all
+    -- After its members: it can't be revoked while there are grants of its own.
+    select m.rolname, format('can be granted by %I', m.member), format('revoke admin option for %I from %I%s;', m.rolname, m.member, m.granted_by), false
+    from member m
+    where m.admin_option and not m.rolsuper
     union all
     select r.rolname, format('is a member of %I', g.rolname), format('revoke %I from %I;', g.rolname, r.rolname), false
     from role r
@@ -99,6 +109,24 @@ as $sql$
     cross join lateral unnest(s.setconfig) c(setting)
     where r.rolname = 'ulak_worker'
         and (split_part(c.setting, '=', 1) in ('search_path', 'role') or split_part(c.setting, '=', 1) like '%preload_libraries')
+$sql$;
+
+-- What gives a role the rights of another one. To be a member isn't enough: a member may inherit nothing, and since PostgreSQL 16 the role that
+-- makes another one is such a member of it.
+create or replace function ulak_private.grant_command(p_role text, p_to text)
+returns text
+language sql
+stable
+as $sql$
+    select format(
+        case
+            when current_setting('server_version_num')::integer >= 160000 then 'grant %1$I to %2$I with inherit true;'
+            when exists (select from pg_roles r where r.rolname = p_to and not r.rolinherit) then 'grant %1$I to %2$I; alter role %2$I inherit;'
+            else 'grant %1$I to %2$I;'
+        end,
+        p_role,
+        p_to
+    )
 $sql$;
 
 -- Whether the caller may read this table or view, so that hints name only what the caller can read. Not for hot paths.

@@ -174,10 +174,10 @@ returns void
 language plpgsql
 as $plpgsql$
 begin
-    if not pg_has_role(p_role, p_needed, 'member')
-        and not pg_has_role(p_role, case p_needed when 'ulak_consumer' then 'ulak_worker' else 'ulak_admin' end, 'member')
+    if not pg_has_role(p_role, p_needed, 'usage')
+        and not pg_has_role(p_role, case p_needed when 'ulak_consumer' then 'ulak_worker' else 'ulak_admin' end, 'usage')
     then
-        raise notice 'role "%" is not a member of % yet', p_role, p_needed using hint = format('grant %I to %I;', p_needed, p_role);
+        raise notice 'role "%" does not have the rights of % yet', p_role, p_needed using hint = ulak_private.grant_command(p_needed, p_role);
     end if;
 end
 $plpgsql$;
