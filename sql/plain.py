@@ -16,8 +16,31 @@ import sys
 from pathlib import Path
 
 SQL = Path(__file__).resolve().parent
-# Public functions that PL/Python does the work of.
-LEFT_OUT = ("report", "ping", "curl", "run_worker")
+# Public functions that PL/Python does the work of: the private function that is the PL/Python, why it is, and what does
+# instead.
+LEFT_OUT = {
+    "report": (
+        "ulak_private.draw_report",
+        "Python draws the report.",
+        "doctor(), top() and explain() tell what it would.",
+    ),
+    "ping": (
+        "ulak_private.ping",
+        "A request that the server itself sends is made in Python.",
+        "Send a message: a node delivers it, and explain() tells what came of it.",
+    ),
+    "curl": (
+        "ulak_private.curl",
+        "The Python that makes the requests of workers shows them.",
+        "A receiver of your own shows what a node sends.",
+    ),
+    "run_worker": ("ulak.run_worker", "The worker in the database is Python.", "Nodes deliver: docker/node/worker.py."),
+}
+# Of the others: what calls them is replaced by sql/plain/in_place_of.sql.
+OF_WORKERS = (
+    "This is a part of the workers in the database, which are Python.",
+    "Nodes deliver: docker/node/worker.py.",
+)
 
 ROUTINE = re.compile(
     r"^create or replace (?:function|procedure) (?P<name>ulak(?:_private)?\.\w+)\((?P<head>.*?)"
@@ -36,8 +59,8 @@ begin
     raise exception 'this needs PL/Python, and ulak was installed here without it'
         using
             errcode = '0A000',
-            detail = 'Left out are @left_out@.',
-            hint = 'Nodes deliver; doctor(), top() and explain() tell what a report would.';
+            detail = '@reason@',
+            hint = '@instead@';
 end
 """
 
@@ -75,7 +98,12 @@ class Builder:
         if LANGUAGE.search(found["head"])[1] != "plpython3u":  # type: ignore[index]
             return found[0]
         head = found[0][: found.start("tag") - found.start()].replace("language plpython3u", "language plpgsql")
-        return f"{head}$plpgsql${self.filled(STUB)}$plpgsql$;\n"
+        return f"{head}$plpgsql${self.stub(found['name'])}$plpgsql$;\n"
+
+    def stub(self, name: str) -> str:
+        texts = {routine: (reason, instead) for routine, reason, instead in LEFT_OUT.values()}
+        reason, instead = texts.get(name, OF_WORKERS)
+        return STUB.replace("@reason@", reason).replace("@instead@", instead)
 
     def joined(self, paths: list[Path]) -> str:
         return "".join(self.plain(path.read_text("utf-8")) for path in paths)
