@@ -58,8 +58,12 @@ test: lint ## install what is missing and run every check; ARGS="tests/db -k sen
 lint: ## ruff, mypy and pgspot
 	tests/sandbox.sh tests/lint.sh
 
-test-plain: ## the tests of tests/db on a plain installation, as a role that is not a superuser; ARGS as for test
-	ULAK_PLAIN=1 tests/sandbox.sh python -m pytest $(or $(ARGS),-n 2 tests/db)
+# Those of tests/servers.txt.
+PLAIN_MAJORS ?= 15 16 17 18
+test-plain: ## tests/db and tests/plain on servers as managed services have them, PostgreSQL 15 to 18; PLAIN_MAJORS="16 18" picks servers, ARGS as for test
+	set -e; for major in $(PLAIN_MAJORS); do \
+		ULAK_PLAIN=$$major tests/sandbox.sh python -m pytest $(or $(ARGS),-n 2 tests/db tests/plain); \
+	done
 
 test-clients: ## the guide's programs in Python, Node, Go, Java, Ruby and PHP, and through PgBouncer; installs their drivers
 	ULAK_CLIENTS=full tests/sandbox.sh python -m pytest tests/clients $(ARGS)

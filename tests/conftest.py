@@ -12,13 +12,13 @@ from typing import Any
 
 import psycopg
 import pytest
-from support.cluster import TEMPLATE, Cluster, Connect, remove_abandoned
+from support.cluster import NO_PG_CRON, TEMPLATE, Cluster, Connect, remove_abandoned
 from support.janitor import Janitor
 from support.kafka import Kafka
 from support.machine import choose_examples
 from support.mosquitto import Mosquitto
 from support.nats import Nats
-from support.plain import PlainCluster, is_plain, reason_to_skip
+from support.plain import create_cluster, is_plain, reason_to_skip
 from support.processes import Scheduling, is_one_of_several, waits_for_the_clock
 from support.rabbitmq import RabbitMQ
 from support.receiver import Certificate, Receiver, make_certificate
@@ -89,7 +89,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     remove_abandoned()
-    cluster = (PlainCluster if is_plain() else Cluster).create(in_memory=True)
+    cluster = create_cluster(in_memory=True)
     yield cluster
     cluster.remove()
 
@@ -153,7 +153,9 @@ def db(connect: Connect) -> psycopg.Connection[Any]:
 @pytest.fixture
 def cron_database(cluster: Cluster) -> Iterator[str]:
     """The cluster's database of pg_cron, with a fresh ulak in it and no job."""
-    name = cluster.setting("cron.database_name")
+    name = cluster.home_of_pg_cron()
+    if name is None:
+        pytest.skip(NO_PG_CRON)
     cluster.install(name)
     cluster.execute("create extension if not exists pg_cron", name)
     yield name

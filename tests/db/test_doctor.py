@@ -11,6 +11,7 @@ import pytest
 from psycopg.types.json import Jsonb
 from support.cluster import Cluster, Connect, Settings, run
 from support.fixes import setup_command
+from support.plain import create_cluster
 from support.queue import Queue
 from support.sessions import Running, wait_until, wait_until_blocked
 from support.standby import Standby
@@ -190,7 +191,7 @@ SETUP = "the command of ulak-setup"
 def other_cluster() -> Iterator[Cluster]:
     """One whose settings these tests change."""
     settings: Settings = {"shared_preload_libraries": "", "max_prepared_transactions": 2}
-    cluster = Cluster.create(settings=settings, in_memory=True)
+    cluster = create_cluster(settings=settings, in_memory=True)
     cluster.install(cluster.create_database("app"))
     with cluster.connect("app") as db:
         Queue(db).endpoint("shop", HTTP, protocol="http")

@@ -1,4 +1,4 @@
-"""The tests of tests/db on a plain installation. Here a choice of them; `make test-plain` runs all that apply."""
+"""The tests of tests/db on a plain installation. Here a choice of them, where pg_cron is; `make test-plain` runs all that apply."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DB = Path(__file__).resolve().parents[1] / "db"
 CHOSEN = [
     *("archive", "backpressure", "breaker", "cancel", "claim", "claim_cost", "dlq", "doctor", "explain"),
     *("failure", "fairness", "health", "lease", "metrics", "payload_guard", "rate_limit", "recovery"),
-    *("redrive", "send", "settings", "top", "traffic"),
+    *("recurring", "redrive", "send", "settings", "top", "traffic"),
 ]
 
 
@@ -24,7 +24,7 @@ def test_they_pass_for_an_owner_without_superuser_rights() -> None:
     # Their time-out comes before that of this test, and names the one that hangs.
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "--timeout=900", "-o", "faulthandler_timeout=899", *files],
-        env={**os.environ, "ULAK_PLAIN": "1"},
+        env={**os.environ, "ULAK_PLAIN": "installed"},
         cwd=DB.parents[1],
         text=True,
         stdout=subprocess.PIPE,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from base64 import b64decode
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from nacl.signing import VerifyKey
 from support.copies import NEXT, make_next_release
 from support.finished import value
 from support.node import Node, node_dsn
@@ -58,6 +60,27 @@ def test_a_node_delivers_retries_and_gives_up(site: Site, receiver: Receiver, st
     assert site.rows("select host, state from ulak.get_worker_status()") == [{"host": "elsewhere", "state": "running"}]
     assert site.value("""select count(*) from ulak.doctor() where "check" = 'workers'""") == 0
     assert value(site.db, "call ulak.await_delivery(%s)", site.send("shop")) == "completed"
+
+
+def test_a_node_sends_the_body_of_a_subscription_and_signs_with_a_key_that_was_made_here(
+    site: Site, receiver: Receiver, start_node: Callable[[], Node]
+) -> None:
+    site.http("chat", receiver.url, body={"text": "own"}, signature={"scheme": "ed25519"})
+    site.db.execute("select ulak.create_event_type('order.placed')")
+    site.db.execute("select ulak.subscribe('order.*', 'chat', p_body => %s)", ['{"text": "order {payload.id}"}'])
+    public = site.call("rotate_secret", "chat")
+    start_node()
+
+    site.send("chat")
+    site.db.execute("select ulak.publish('order.placed', '{\"id\": 7}')")
+
+    arrived = receiver.wait_for(2)
+    assert sorted(json.loads(request.body)["text"] for request in arrived) == ["order 7", "own"]
+    for request in arrived:
+        said = f"{request.headers['webhook-id']}.{request.headers['webhook-timestamp']}.".encode() + request.body
+        version, _, signature = request.headers["webhook-signature"].partition(",")
+        assert version == "v1a"
+        VerifyKey(b64decode(public.removeprefix("whpk_"))).verify(said, b64decode(signature))
 
 
 def test_without_a_node_doctor_and_explain_ask_for_one(site: Site, receiver: Receiver) -> None:

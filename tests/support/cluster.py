@@ -34,6 +34,7 @@ MEMORY_NEEDED = 2 << 30
 
 ROLES = ("ulak_admin", "ulak_application", "ulak_consumer", "ulak_monitor", "ulak_node", "ulak_worker")
 TEMPLATE = "ulak_template"
+NO_PG_CRON = "this server has no pg_cron"
 
 Settings = dict[str, str | int | float | bool]
 
@@ -150,22 +151,25 @@ class Cluster:
         if owned:
             write_whole(folder / "owner", str(os.getpid()))
         cluster = cls(folder, pg_config)
-        stage = stage_extension(folder, project, pg_config)
+        defaults = cluster.prepare(project, pg_config)
         sockets = tempfile.mkdtemp(prefix="ulak-", dir="/tmp")
         initdb = [str(cluster.bin / "initdb"), "-D", str(cluster.data), "-U", cluster.user]
         run([*initdb, "-A", "trust", "-E", "UTF8", "--locale=C.UTF-8", "--no-sync", "--no-instructions"])
-        place, path = extension_path(stage, pg_config)
         cluster.configure(
             {
-                **DEFAULTS,
+                **defaults,
                 "cron.host": sockets,
-                place: path,
                 "unix_socket_directories": sockets,
                 **(settings or {}),
             }
         )
         start_on_free_port(cluster.start_at)
         return cluster
+
+    def prepare(self, project: Path, pg_config: str) -> Settings:
+        """Puts there what the server is to find, before there is one, and returns its settings."""
+        place, path = extension_path(stage_extension(self.folder, project, pg_config), pg_config)
+        return {**DEFAULTS, place: path}
 
     def make_standby(self) -> Cluster:
         """A streaming standby of this cluster, started: with a port and a socket of its own, else as this one."""
@@ -204,8 +208,14 @@ class Cluster:
                 file.write("{} = '{}'\n".format(name, text.replace("'", "''")))
 
     def setting(self, name: str) -> str:
+        return self._lines(name)[-1].split("'")[1]
+
+    def has_setting(self, name: str) -> bool:
+        return bool(self._lines(name))
+
+    def _lines(self, name: str) -> list[str]:
         lines = (self.data / "postgresql.conf").read_text().splitlines()
-        return [line for line in lines if line.startswith(name + " = ")][-1].split("'")[1]
+        return [line for line in lines if line.startswith(name + " = ")]
 
     @property
     def port(self) -> int:
@@ -363,6 +373,13 @@ class Cluster:
 
     def uninstall(self, database: str) -> None:
         self.execute("drop extension ulak cascade", database)
+
+    def home_of_pg_cron(self) -> str | None:
+        """The database that it lives in, if it is loaded."""
+        is_loaded = self.has_setting("shared_preload_libraries") and "pg_cron" in self.setting(
+            "shared_preload_libraries"
+        )
+        return self.setting("cron.database_name") if is_loaded else None
 
     def cron_waits_for_the_longest_job(self) -> bool:
         """In background workers. pg_cron 1.5 and newer don't."""
