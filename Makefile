@@ -100,7 +100,7 @@ demo: ## install what is missing; workers deliver 2,000 messages to receivers th
 demo-stop: ## remove the demo's cluster
 	ULAK_NEEDS=demo tests/sandbox.sh /usr/bin/python3 -m demo stop
 
-bench: ## measure how fast it is; ARGS="send delivery:throughput --scale 0.1" runs some parts with a tenth of the work
+bench: ## measure how fast it is; ARGS="send delivery:throughput --scale 0.1" runs some parts with a tenth of the work; "against --against HEAD~3" compares
 	tests/sandbox.sh python -m bench $(ARGS)
 
 chaos: ## check that nothing is lost; ARGS="-k name" picks scenarios

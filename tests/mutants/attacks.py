@@ -255,7 +255,7 @@ MUTANTS = [
         "plpython/ulak/transports/http/curl_command.py",
         "body if body in payloads else mask.hide(body)",
         "body",
-        (f"{ADMIN}::test_a_secret_that_an_earlier_version_accepted_elsewhere_stays_and_is_not_shown",),
+        (f"{ADMIN}::test_curl_hides_a_secret_in_a_body_that_is_no_payload",),
     ),
     Mutant(
         "curl: a body may name a file",

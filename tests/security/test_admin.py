@@ -480,6 +480,25 @@ def test_the_signing_secret_of_another_endpoint_can_not_be_named(db: DB, admin: 
     admin.execute("select ulak.alter_endpoint('other', config || '{\"timeout\": 5}') from ulak.endpoints")
 
 
+def test_curl_hides_a_secret_in_a_body_that_is_no_payload(db: DB, admin: DB) -> None:
+    """The body of a structured CloudEvent also has what the config says."""
+    admin.execute("select ulak.set_secret('token', 'hush-a-long-token')")
+    config = {
+        "url": "https://example.com",
+        "auth": {"type": "bearer", "token": {"$secret": "token"}},
+        "cloudevents": True,
+        "cloudevents_mode": "structured",
+        "cloudevents_source": "/shops/hush-a-long-token",
+    }
+    admin.execute("select ulak.create_endpoint('shop', 'http', %s)", [Jsonb(config)])
+    (id,) = db.execute("select ulak.send('shop', '{\"price\": 5}')").fetchone() or (0,)
+
+    (told,) = admin.execute("select ulak.curl(%s)", [id]).fetchone() or ("",)
+
+    assert "hush" not in told
+    assert '"data":{"price": 5}' in told
+
+
 @pytest.mark.parametrize("body", ["@/etc/hostname", "-d@/etc/hostname", "a\x1b]0;owned\x07'b\\", "line\nline\u202e"])
 def test_curl_sends_a_body_as_it_is_and_no_file(site: Site, receiver: Receiver, body: str) -> None:
     site.http("shop", receiver.url)
