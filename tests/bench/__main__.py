@@ -74,7 +74,7 @@ class Run:
         took = time.monotonic() - began
         print(f"\n{part.about}\n\n{plain(name, figures)}\n", flush=True)
         if part.compares and stage.against is None:
-            say(f"{name} compared with nothing: --against REVISION builds that one, too")
+            say(f"{name}: nothing was compared; --against REVISION measures that one, too")
         say(f"{name} took {took:.0f} s; load {load_before[0]} before, {load()[0]} after")
         self._parts[name] = {
             "figures": [figure.as_json() for figure in figures],

@@ -43,10 +43,11 @@ def compared(
     stage: Stage, title: str, measured: dict[tuple[str, str | None], Measured], names: list[str], messages: int = 1
 ) -> Iterator[Figure]:
     for name in names:
-        new, old = measured[name, None], measured.get((name, stage.against))
+        new = measured[name, None]
         stage.details[name] = [each._asdict() for each in new.samples]
         quantities = [Quantity(new.rate * messages, "/s")]
-        if old is not None:
+        if stage.against is not None:
+            old = measured[name, stage.against]
             quantities += [
                 Quantity(old.rate * messages, "/s", f"with {stage.against}"),
                 Quantity(new.times(old), "times", "its time"),

@@ -62,6 +62,24 @@ def test_a_section_finds_figures(name: str, stage: Stage, monkeypatch: pytest.Mo
     assert figures
 
 
+@pytest.mark.parametrize("name", [part for part in PARTS if part_of(part).compares])
+def test_a_part_that_compares_finds_its_own_figures_alone_without_another_revision(
+    name: str, cluster: Cluster, template: str
+) -> None:
+    with ExitStack() as resources, timed_receiver() as receiver:
+        stage = Stage({None: cluster}, 0.001, resources, least_rounds=1)
+        stage.__dict__["receiver"] = receiver.url
+        section, *_ = part_of(name).sections.values()
+
+        figures = list(section(stage))
+
+    said = [quantity.what for figure in figures for quantity in figure.quantities]
+    assert figures
+    assert [what for what in said if "None" in what] == []
+    if name == "against":
+        assert {len(figure.quantities) for figure in figures} == {1}
+
+
 def test_a_whole_run_leaves_out_only_what_is_to_be_asked_for() -> None:
     assert set(PARTS) - set(DEFAULT) == {"observe", "pull", "shape", "told"}
 
