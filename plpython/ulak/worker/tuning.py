@@ -48,8 +48,8 @@ UNKNOWN_BYTES = 1024 * 1024
 RELEASE_SECONDS = {"open": 10.0, "half_open": 5.0, "disabled": 10.0}
 
 # What a worker holds -------------------------------------------------------------------------------------------------
-# A multiple of its request slots. Less: slots run empty during a turn, and there are more turns (a message took 1.07
-# times the processor time of 0.2.0 with 4, 1.02 with 6). More: a stopped worker gives more back, and others get less.
+# A multiple of its request slots. Less: slots run empty during a turn, and there are more turns (with 4 a message took
+# 1.05 times the processor time that it took with 6). More: a stopped worker gives more back, and others get less.
 LOOK_AHEAD = 6
 # A request that takes longer makes its endpoint a slow one, which has slots of its own.
 SLOW_SECONDS = 0.5

@@ -258,7 +258,7 @@ begin
                 hint = ulak_private.did_you_mean(p_protocol, ulak_private.protocols());
     end if;
     if v_has_secrets then
-        v_violation := ulak_private.secrets_violation(p_protocol, p_config, p_endpoint_id, p_old);
+        v_violation := ulak_private.secrets_violation(p_protocol, p_config, p_endpoint_id);
         if v_violation is null then
             v_config := ulak_private.with_secrets(v_config);
             v_violation := ulak_private.body_secrets_violation(p_config);

@@ -366,9 +366,8 @@ as $sql$
     where jsonb_typeof(n.value) = 'object' and n.value ? '$secret'
 $sql$;
 
--- The first secret that a config must not name there, as config_violation() returns it. What the old config had may stay, since an earlier
--- version accepted it. Names under ulak/ are made by rotate_secret(), and each belongs to one endpoint.
-create or replace function ulak_private.secrets_violation(p_protocol text, p_config jsonb, p_endpoint_id bigint, p_old jsonb)
+-- The first secret that a config must not name there, as config_violation() returns it. Names under ulak/ are made by rotate_secret(), and each belongs to one endpoint.
+create or replace function ulak_private.secrets_violation(p_protocol text, p_config jsonb, p_endpoint_id bigint)
 returns text[]
 language sql
 immutable
@@ -387,12 +386,9 @@ as $sql$
     cross join lateral (
         select s.place like any (array(select replace(replace(p, '_', E'\\_'), '*', '%') from unnest(f.secret_places) p))
     ) l(is_allowed)
-    where not exists (select from ulak_private.secrets_in(p_old) o where (o.place, o.name) = (s.place, s.name))
-        and (
-            s.name is null
-            or not l.is_allowed
-            or s.name like 'ulak/%' and (s.place, s.name) is distinct from ('signing_secret', ulak_private.signing_secret_name(p_endpoint_id))
-        )
+    where s.name is null
+        or not l.is_allowed
+        or s.name like 'ulak/%' and (s.place, s.name) is distinct from ('signing_secret', ulak_private.signing_secret_name(p_endpoint_id))
     order by s.place
     limit 1
 $sql$;

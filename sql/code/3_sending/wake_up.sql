@@ -1,6 +1,6 @@
 -- Waking a worker: a sender notifies it if it sleeps. NOTIFY is expensive, since transactions that notify commit one at a time, under a
 -- lock of the whole server. So only the first few senders after a worker's request notify, and in a busy queue none do. The sequence
--- ulak_private.bell holds the id up to which senders notify. It and the channel ulak_bell keep their names from 0.1.0.
+-- ulak_private.bell holds the id up to which senders notify.
 
 -- Whether a worker has asked to be notified of this id.
 create or replace function ulak_private.wants_wake_up(p_id bigint)

@@ -132,7 +132,7 @@ declare
     v_quota bigint := least(case when v_is_probe then 1 else p_limit end, floor(ulak_private.rate_tokens(p_endpoint, p_now)));
 begin
     if v_is_probe then
-        perform ulak_private.show_breaker_lock(p_endpoint.id);
+        perform ulak_private.try_breaker_lock(p_endpoint.id);
     end if;
     if v_quota > 0 and v_most_in_flight is not null then
         -- A statement of its own, so that its snapshot sees what others claimed before the row was locked.

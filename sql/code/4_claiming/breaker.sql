@@ -482,7 +482,7 @@ returns void
 language plpgsql
 as $plpgsql$
 begin
-    if not ulak_private.show_breaker_lock(p_id) and current_setting('ulak_private.breaker_lock_is_held', true) is distinct from 'yes' then
+    if not ulak_private.try_breaker_lock(p_id) and current_setting('ulak_private.breaker_lock_is_held', true) is distinct from 'yes' then
         begin
             perform ulak_private.wait_for_breaker_lock(p_id);
         exception
@@ -501,9 +501,8 @@ as $sql$
     select pg_advisory_xact_lock(hashtext('ulak_cb'), p_id::integer)
 $sql$;
 
--- Takes the lock if it is free, and returns whether it did. Claims use only this, because they never wait. The name is from 0.2.0, which took
--- the lock only for others to see.
-create or replace function ulak_private.show_breaker_lock(p_id bigint)
+-- Takes the lock if it is free, and returns whether it did. Claims use only this, because they never wait.
+create or replace function ulak_private.try_breaker_lock(p_id bigint)
 returns boolean
 language sql
 as $sql$
