@@ -243,7 +243,7 @@ MUTANTS = [
     Mutant(
         "secrets: anywhere in a config",
         "sql/code/2_endpoints/protocols.sql",
-        "v_violation := ulak_private.secrets_violation(p_protocol, p_config, p_endpoint_id, p_old);",
+        "v_violation := ulak_private.secrets_violation(p_protocol, p_config, p_endpoint_id);",
         "",
         (
             f"{ADMIN}::test_a_secret_stands_only_where_a_credential_belongs",
