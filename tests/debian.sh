@@ -4,6 +4,7 @@
 #   tests/debian.sh trixie                     both; then, with Debian 12's server beside its own, tests/majors
 #   tests/debian.sh trixie tests/db -k send    only these tests
 #   tests/debian.sh trixie tests/majors        from one server to the other
+#   tests/debian.sh trixie -- make lint        any other command, in the project's folder
 # Kept for the next time; what was installed in it stays. To begin anew: rm -rf .run/debian-trixie
 set -euo pipefail
 umask 022
@@ -46,7 +47,7 @@ make_debian() {
 fill_debian() {
     rm -rf "$root/srv/ulak.new"
     mkdir -p "$root/srv/ulak.new"
-    cp -R "$project"/[!.]* "$root/srv/ulak.new"
+    cp -R "$project"/[!.]* "$project/.ci" "$root/srv/ulak.new"
     if [ -d "$root/srv/ulak/.run" ]; then mv "$root/srv/ulak/.run" "$root/srv/ulak.new"; fi
     rm -rf "$root/srv/ulak"
     mv "$root/srv/ulak.new" "$root/srv/ulak"
@@ -80,6 +81,8 @@ majors="$majors && ULAK_OLDER=/usr/lib/postgresql/15/bin/pg_config tests/sandbox
 if [ "$#" = 0 ]; then
     commands="make demo && make demo-stop && make test"
     [ "$release" = bookworm ] || commands="$commands && $majors tests/majors"
+elif [ "$1" = -- ]; then
+    commands=$(printf '%q ' "${@:2}")
 elif [[ $1 == tests/majors* ]]; then
     commands="$majors $(printf '%q ' "$@")"
 else

@@ -105,7 +105,7 @@ make_run_folder() {
 copy_project() {
     rm -rf "$source"
     mkdir -p "$source"
-    cp -R "$project"/[!.]* "$source"
+    cp -R "$project"/[!.]* "$project/.ci" "$source"
     chmod -R a+rX "$source"
 }
 
