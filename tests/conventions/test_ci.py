@@ -23,7 +23,7 @@ cd {folder}
 echo "$call ${{ULAK_OUTCOMES:-}}" >> calls
 if [[ $call == *second_look* ]]; then echo "unstable: as $call says"; fi
 while read -r red; do
-    if [[ $call == "$red"* ]]; then exit 1; fi
+    if [[ "$call " == "$red "* ]]; then exit 1; fi
 done < red
 """
 
