@@ -484,7 +484,7 @@ def test_dead_letters_that_are_about_to_be_deleted_are_reported(queue: Queue) ->
     assert findings(queue, "dlq", now=later) == []
 
 
-@pytest.mark.parametrize("told_by", ["ulak.endpoint.dead_letters", "ulak.message.dead", "ulak.*", "log_dead_letters"])
+@pytest.mark.parametrize("told_by", ["ulak.endpoint.dead_letters", "ulak.message.dead", "ulak.*", "log_dlq"])
 def test_dead_letters_that_nobody_is_told_of_are_reported_and_an_installation_without_any_is_left_alone(
     queue: Queue, told_by: str
 ) -> None:
@@ -495,14 +495,14 @@ def test_dead_letters_that_nobody_is_told_of_are_reported_and_an_installation_wi
     finding = found(queue, "alerts")
     assert (finding["severity"], finding["finding"].partition(":")[0]) == ("warning", "nobody is told of dead letters")
 
-    if told_by == "log_dead_letters":
+    if told_by == "log_dlq":
         mend(queue, finding)
     else:
         queue.call("subscribe", told_by, "pager")
 
     assert findings(queue, "alerts") == []
     queue.call("redrive_message", letter)
-    queue.call("configure", "log_dead_letters", None)
+    queue.call("configure", "log_dlq", None)
     assert findings(queue, "alerts") == []
 
 

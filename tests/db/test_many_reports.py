@@ -84,15 +84,6 @@ def test_a_permanent_error_stays_one_whatever_it_repeats_of_the_message(queue: Q
     assert queue.dead(claims[0].id)["last_error"].startswith("[PERMANENT]")
 
 
-def test_errors_of_many_do_not_repeat_their_payloads(queue: Queue) -> None:
-    queue.send(payload={"card": "4000123412341234"})
-    claims = queue.claim(1)
-
-    report(queue, "fail_many", claims, ["no such card: 4000123412341234"])
-
-    assert queue.message(claims[0].id)["last_error"] == "[RETRYABLE] no such card: ****"
-
-
 def test_many_are_given_back_without_spending_their_retries(queue: Queue) -> None:
     queue.send_many(2)
     claims = queue.claim(2)

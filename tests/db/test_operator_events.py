@@ -392,7 +392,7 @@ def test_a_digest_is_no_line_of_the_servers_log(pager: Queue, cluster: Cluster) 
 
 
 def test_each_minute_of_an_endpoint_is_one_line_with_its_name_and_how_many(queue: Queue, cluster: Cluster) -> None:
-    queue.call("configure", "log_dead_letters", "true")
+    queue.call("configure", "log_dlq", "true")
     before = cluster.log.stat().st_size
     queue.endpoint("shop")
     queue.endpoint("small", {"max_pending": 1, "when_full": "dead_letter"})
@@ -407,7 +407,7 @@ def test_each_minute_of_an_endpoint_is_one_line_with_its_name_and_how_many(queue
 
 
 def test_the_log_tells_of_a_pager_that_is_down_too(pager: Queue, cluster: Cluster) -> None:
-    pager.call("configure", "log_dead_letters", "true")
+    pager.call("configure", "log_dlq", "true")
     pager.bury(pager.send("shop"))
     digest(pager, 60)
     before = cluster.log.stat().st_size

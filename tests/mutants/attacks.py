@@ -185,8 +185,8 @@ MUTANTS = [
     Mutant(
         "breaker: a probe has its own time-out",
         "sql/code/4_claiming/lease_messages.sql",
-        "coalesce(m.headers, e.headers) - ':timeout'",
-        "coalesce(m.headers, e.headers)",
+        "e.headers - ':timeout'",
+        "e.headers",
         (f"{APPLICATION}::test_its_impatient_messages_close_a_circuit_by_the_endpoints_own_time_out",),
     ),
     Mutant(
@@ -633,14 +633,14 @@ MUTANTS = [
     Mutant(
         "log: dead letters unasked",
         "sql/code/6_afterwards/operator_events.sql",
-        """    if ulak_private.has_subscribers('ulak.endpoint.dead_letters') or ulak_private.stored_setting('log_dead_letters')::boolean then""",
+        """    if ulak_private.has_subscribers('ulak.endpoint.dead_letters') or ulak_private.stored_setting('log_dlq')::boolean then""",
         "    if true then",
         ("tests/db/test_operator_events.py::test_without_a_subscriber_nothing_is_counted",),
     ),
     Mutant(
         "log: dead letters unasked, from counts for digests",
         "sql/code/6_afterwards/operator_events.sql",
-        """    if ulak_private.stored_setting('log_dead_letters')::boolean then
+        """    if ulak_private.stored_setting('log_dlq')::boolean then
         perform""",
         """    if true then
         perform""",

@@ -36,7 +36,7 @@ from (
         ('http_timeout', 'integer', '10', 1, 300, null, 'seconds', 'longest duration of a request'),
         ('inbox_retention_days', 'integer', '30', 1, 3650, null, 'days', 'how long ulak.mark_handled() remembers a key'),
         ('lease_seconds', 'integer', '30', 5, 3600, null, 'seconds', 'how long a worker''s claim is valid; it is renewed after a third of this time'),
-        ('log_dead_letters', 'boolean', 'false', null, null, null, null, 'whether each minute''s dead letters are a line of the server''s log for each endpoint: its name and how many'),
+        ('log_dlq', 'boolean', 'false', null, null, null, null, 'whether each minute''s dead letters are a line of the server''s log for each endpoint: its name and how many'),
         ('max_pending', 'integer', '0', 0, 2147483647, null, 'messages', 'maximum number of messages that may wait for an endpoint whose config has no max_pending; 0: no limit'),
         ('max_headers_size', 'integer', '16384', 1024, 1048576, null, 'bytes', 'maximum size of a message''s headers'),
         ('max_json_depth', 'integer', '100', 10, 500, null, 'levels', 'maximum nesting of metadata, and of payloads larger than 1024 bytes'),

@@ -180,7 +180,7 @@ begin
             );
         end loop;
     end if;
-    if ulak_private.has_subscribers('ulak.endpoint.dead_letters') or ulak_private.stored_setting('log_dead_letters')::boolean then
+    if ulak_private.has_subscribers('ulak.endpoint.dead_letters') or ulak_private.stored_setting('log_dlq')::boolean then
         insert into ulak_private.dead_counts (endpoint_id, endpoint_name, event_type, cause, letters, skipped, counted_at)
         select
             f.endpoint_id,
@@ -206,7 +206,7 @@ as $sql$
 $sql$;
 
 -- For maintenance: one event for each endpoint that had dead letters since the last time, which names the 20 most frequent causes, and, if
--- the setting log_dead_letters is on, one line of the server's log. Everybody who may read that log sees it, so it names only the endpoint.
+-- the setting log_dlq is on, one line of the server's log. Everybody who may read that log sees it, so it names only the endpoint.
 -- Digests are owed even if the queue is full: there is one for each endpoint and subscriber. Events of ulak itself are in no digest, so that
 -- no digest is about digests; the log counts them, too.
 create or replace function ulak_private.tell_digests(p_now timestamptz)
@@ -269,7 +269,7 @@ begin
     if v_payloads is not null then
         perform ulak_private.tell_operators('ulak.endpoint.dead_letters', v_endpoint_ids, v_payloads, true, p_now);
     end if;
-    if ulak_private.stored_setting('log_dead_letters')::boolean then
+    if ulak_private.stored_setting('log_dlq')::boolean then
         perform ulak_private.log(l) from unnest(v_lines) l;
     end if;
 end

@@ -297,14 +297,13 @@ create or replace function ulak_private.insert_replayed(
 returns void
 language sql
 as $sql$
-    with new_events as (
+    with events as (
         insert into ulak_private.events (id, created_at, payload, headers, metadata, sent_by, max_retries)
         select n.id, p_now, e.payload, e.headers - 'ulak-event-id', e.metadata, e.sent_by, e.max_retries
         from unnest(p_archive_ids, p_ids) n(archive_id, id)
         join ulak_private.archived a on a.id = n.archive_id and a.created_at between p_first and p_last
         join ulak_private.events e on e.id = a.event_id and e.created_at = coalesce(a.event_created_at, a.created_at)
         where p_new_message_id
-        returning id
     )
     insert into ulak_private.deliveries (
         id,
@@ -324,8 +323,8 @@ as $sql$
     )
     select
         n.id,
-        coalesce(o.id, a.event_id),
-        case when o.id is null then coalesce(a.event_created_at, a.created_at) end,
+        case when p_new_message_id then n.id else a.event_id end,
+        case when not p_new_message_id then coalesce(a.event_created_at, a.created_at) end,
         a.id,
         p_target_id,
         case when p_new_message_id then gen_random_uuid() else a.message_id end,
@@ -348,7 +347,6 @@ as $sql$
         end
     from unnest(p_archive_ids, p_ids) n(archive_id, id)
     join ulak_private.archived a on a.id = n.archive_id and a.created_at between p_first and p_last
-    left join new_events o on o.id = n.id
 $sql$;
 
 -- Raises unless there is such an endpoint.

@@ -111,12 +111,12 @@ language sql
 stable
 as $sql$
     select
-        'nobody is told of dead letters: no endpoint subscribes to ulak.endpoint.dead_letters or ulak.message.dead, log_dead_letters is off',
-        'select ulak.configure(''log_dead_letters'', ''true''); -- or subscribe an endpoint to ulak.endpoint.dead_letters'
+        'nobody is told of dead letters: no endpoint subscribes to ulak.endpoint.dead_letters or ulak.message.dead, and log_dlq is off',
+        'select ulak.configure(''log_dlq'', ''true''); -- or subscribe an endpoint to ulak.endpoint.dead_letters'
     where not (
         ulak_private.has_subscribers('ulak.endpoint.dead_letters')
         or ulak_private.has_subscribers('ulak.message.dead')
-        or ulak_private.stored_setting('log_dead_letters')::boolean
+        or ulak_private.stored_setting('log_dlq')::boolean
     )
 $sql$;
 
