@@ -21,6 +21,7 @@ from ctypes import (
     Structure,
     Union,
     addressof,
+    byref,
     c_char,
     c_char_p,
     c_int,
@@ -121,6 +122,8 @@ _FUNCTIONS: Mapping[str, tuple[Any, ...]] = {
     "new": (c_void_p, c_int, c_void_p, c_void_p, c_size_t),
     "destroy": (None, c_void_p),
     "brokers_add": (c_int, c_void_p, c_char_p),
+    "metadata": (c_int, c_void_p, c_int, c_void_p, POINTER(c_void_p), c_int),
+    "metadata_destroy": (None, c_void_p),
     "purge": (c_int, c_void_p, c_int),
     "produceva": (c_void_p, c_void_p, c_void_p, c_size_t),
     "error_code": (c_int, c_void_p),
@@ -181,6 +184,13 @@ class Producer:
         """Begins to connect. Topics that it knows by then are in its first question to the cluster; the metadata of one
         that it gets to know a moment later may come after a second (2.0.2: in 2 of 40 cases)."""
         _rd.brokers_add(self._handle, servers.encode())
+
+    def ask(self) -> None:
+        """Has the cluster list its brokers, without waiting for it. After each answer librdkafka tries to get the id
+        that an idempotent producer needs; otherwise it tries only twice a second."""
+        answer = c_void_p()
+        if _rd.metadata(self._handle, 0, None, byref(answer), 0) == 0:
+            _rd.metadata_destroy(answer)
 
     def produce(self, record: Record, partition: int, number: int) -> Problem | None:
         """Hands a record over; poll() reports on it by this number, from 1 on. A problem: it was not taken, and there
