@@ -68,6 +68,10 @@ ROWS = [
 ]
 
 
+# What a call without it is refused for.
+WANTED = {"discard": "p_since => '-infinity', "}
+
+
 @pytest.fixture(scope="module")
 def filled(module_database: str, module_session: psycopg.Connection[Any]) -> str:
     for statement in ROWS:
@@ -83,6 +87,7 @@ def calls(cluster: Cluster, filled: str) -> dict[str, str]:
     calls = {}
     for name, kind, required in functions:
         given = "".join(f"{parameter} => {GIVEN[parameter]}, " for parameter in required if parameter != "p_now")
+        given += WANTED.get(name, "")
         calls[name] = f"{'call' if kind == 'p' else 'select'} ulak.{name}({given}p_now => %s::timestamptz)"
         if kind == "p":
             # A procedure's arguments are no queries.

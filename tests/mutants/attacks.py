@@ -576,11 +576,11 @@ MUTANTS = [
         ("tests/unit/test_nats.py::test_a_greeting_that_goes_on_in_the_clear_is_not_believed",),
     ),
     Mutant(
-        "nats: a message commands the stream",
-        NATS,
-        "if name.lower().startswith(_OWN_HEADER):",
-        "if False:",
-        ("tests/worker/test_nats.py::test_a_header_by_which_a_stream_is_commanded_is_refused",),
+        "send: a message commands a broker",
+        "sql/code/3_sending/check_message.sql",
+        "or l.name ~ p.reserved_headers",
+        "",
+        (f"{APPLICATION}::test_it_can_neither_command_a_broker_nor_forge_an_event_by_a_header",),
     ),
     Mutant(
         "nats: any answer is an acknowledgement",
