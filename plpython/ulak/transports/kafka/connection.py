@@ -21,7 +21,8 @@ from ulak.transports.transport import READABLE
 
 _MOST_ERRORS = 20
 # A new producer without an acknowledgement asks its cluster again after this many seconds, then after twice as many,
-# and so on. 2.14 connects a second time after 51 ms; the first message takes 61 to 208 ms, and 502 to 1,033 without asking.
+# and so on. 2.14 connects a second time after 51 ms; the first message takes 61 to 208 ms, and 502 to 1,033 without
+# asking.
 _FIRST_ASK = 0.06
 
 
