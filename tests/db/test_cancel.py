@@ -322,7 +322,7 @@ def test_discarded_letters_stay_marked_and_are_never_redriven(queue: Queue) -> N
     ]
 
 
-@pytest.mark.parametrize("given", ["", "p_limit => 1", "p_by => 'ann'"])
+@pytest.mark.parametrize("given", ["", "p_limit => 1", "p_by => 'ann'", "p_dry_run => true"])
 def test_a_discard_that_does_not_say_which_letters_it_means_takes_none(queue: Queue, given: str) -> None:
     queue.bury(queue.send())
 
@@ -332,11 +332,7 @@ def test_a_discard_that_does_not_say_which_letters_it_means_takes_none(queue: Qu
 
     assert (error.sqlstate, queue.value("select status from ulak.dlq")) == ("22023", "failed")
     assert error.message_hint is not None and "p_since => '-infinity'" in error.message_hint
-    # The hint's call means all, and so does that of a dry run.
-    (dry,) = queue.rows(f"select * from ulak.discard({', '.join(filter(None, [given, 'p_dry_run => true']))})")
-    assert dry["messages"] == 1
-    assert error.message_hint.endswith(dry["command"])
-    assert queue.rows(dry["command"])[0]["messages"] == 1
+    assert queue.value("select messages from ulak.discard(p_since => '-infinity')") == 1
 
 
 def test_what_was_discarded_comes_back_only_if_that_is_asked_for(queue: Queue) -> None:

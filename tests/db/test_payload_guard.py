@@ -28,7 +28,10 @@ def test_a_message_can_not_be_changed_once_sent(queue: Queue, id: int, table: st
     with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState) as caught, queue.db.transaction():
         queue.db.execute(f"update {table} set {change}")  # type: ignore[arg-type]
 
-    assert caught.value.diag.message_primary == "payload and message_id of a message can't be changed once sent"
+    assert (
+        caught.value.diag.message_primary
+        == "payload, headers, metadata and message_id of a message can't be changed once sent"
+    )
     assert caught.value.diag.message_hint == "Send a new message."
     assert queue.message(id) == before
 

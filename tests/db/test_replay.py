@@ -579,3 +579,20 @@ def test_a_letter_that_was_redriven_or_replayed_is_not_replayed(queue: Queue) ->
     assert (error.sqlstate, error.message_hint) == ("55000", f"select * from ulak.explain({new_id});")
     assert queue.refuses("replay_message", discarded).sqlstate == "55000"
     assert queue.column("select payload from ulak.queue order by id") == [{"n": 1}, {"n": 2}]
+
+
+def test_a_header_that_is_not_a_messages_to_set_at_another_endpoint_stays_behind(queue: Queue) -> None:
+    """The event of the first message is as it was sent."""
+    queue.endpoint("shop")
+    queue.endpoint("bus", {"url": "nats://broker.test", "subject": "orders"}, protocol="nats")
+    queue.send("shop", headers={"Nats-Rollup": "all", "x-a": "b"})
+    queue.send("shop", headers={"x-a": "c"})
+    for claim in queue.claim(2):
+        queue.complete(claim)
+
+    assert queue.value("select ulak.replay_range('shop', '-infinity', 'infinity', p_to => 'bus')") == 2
+
+    assert queue.column("select headers from ulak.queue order by id") == [{"x-a": "b"}, {"x-a": "c"}]
+    assert queue.column("select headers -> 'Nats-Rollup' from ulak.archive order by id") == ["all", None]
+    # Only what had to be changed was copied.
+    assert queue.value("select count(*) from ulak_private.events") == 3

@@ -12,6 +12,7 @@ SECRECY = "plpython/ulak/transports/http/secrecy.py"
 WORKER = "sql/code/7_running/worker.sql"
 ADMIN = "tests/security/test_admin.py"
 APPLICATION = "tests/security/test_application.py"
+TABLE_OWNER = "tests/security/test_table_owner.py"
 MONITOR = "tests/security/test_monitor.py"
 NETWORK = "tests/security/test_network.py"
 OTHERS = "tests/security/test_other_applications.py"
@@ -152,6 +153,27 @@ MUTANTS = [
         "if p_sent_by <> ulak_private.caller() and",
         "if false and",
         (OTHERS, "-k", "find_out_a_payload"),
+    ),
+    Mutant(
+        "watch: a temporary relation in place of the changed rows",
+        "sql/code/3_sending/watch.sql",
+        "if to_regclass('pg_temp.ulak_old_rows') is not null or to_regclass('pg_temp.ulak_new_rows') is not null then",
+        "if false then",
+        (f"{TABLE_OWNER}::test_a_trigger_that_is_replaced_while_its_statement_runs_reads_no_relation_of_the_session",),
+    ),
+    Mutant(
+        "watch: a trigger that somebody else made",
+        "sql/code/3_sending/watch.sql",
+        'then tg_argv[0]::bigint end\n        and ulak_private.is_trigger_of(w, tg_relid, tg_name, lower(tg_op collate "C"))',
+        "then tg_argv[0]::bigint end",
+        (f"{TABLE_OWNER}::test_a_trigger_of_another_table_publishes_nothing_for_a_watch",),
+    ),
+    Mutant(
+        "watch: rows that row security hides",
+        "sql/code/3_sending/watch.sql",
+        "if row_security_active(p_table) or ulak_private.row_security_applies(p_table, ulak_private.caller()) then",
+        "if false then",
+        (f"{TABLE_OWNER}::test_a_table_whose_rows_are_hidden_from_an_administrator_is_not_watched_by_it",),
     ),
     Mutant(
         "watch: casts of others run with the rights of ulak",

@@ -227,9 +227,9 @@ def bodies(queue: Queue) -> str:
 
 
 def channels(queue: Queue) -> list[str]:
-    """Every name that ulak's code could give to a channel, and that of an earlier release."""
+    """Every name that ulak's code could give to a channel, and others that somebody might look for."""
     named = re.findall(r"'([a-z][a-z0-9_.]{2,60})'|\b(ulak\w+)", bodies(queue))
-    return sorted({each for pair in named for each in pair if each} | {"ulak_events", "shop"})
+    return sorted({each for pair in named for each in pair if each} | {"ulak", "ulak_events", "shop"})
 
 
 def used_channels(queue: Queue) -> set[str]:

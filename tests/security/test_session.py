@@ -112,8 +112,19 @@ OWN = re.compile(r"\b(\w+)(?:\s*\([^()]*\))? as (?:not )?(?:materialized )?\(", 
 # Of SQL: for update of, skip locked, update set, rows from, extract(epoch from p_now). And of the sentences of errors and hints.
 NO_NAMES = """
     lateral of only set skip rows p_now exclusive as
-    a another are archived counts dead endpoints has it its message the this types ulak whose
+    a another are has it its the this whose
 """
+# Of sentences, too, and where.
+WORDS = {
+    ("explain_origin", "archived"),
+    ("explain_origin", "dead"),
+    ("explain_origin", "message"),
+    ("parameter_help", "counts"),
+    ("pending_room", "dead"),
+    ("python_loader", "types"),
+    ("python_loader", "ulak"),
+    ("raise_not_granted", "endpoints"),
+}
 
 
 def named(text: str) -> set[str]:
@@ -128,6 +139,7 @@ def test_no_statement_that_is_put_together_names_a_relation_without_its_schema(o
         for signature, _, body, _ in own_site.db.execute(BODIES)
         for string in STRING.finditer(COMMENT.sub("", body))
         for name in named(string[2] or string[3] or "") - known
+        if (re.split(r"[.(]", signature)[1], name) not in WORDS
     ]
 
     assert found == []

@@ -141,9 +141,9 @@ def test_a_value_beyond_ascii_is_sent_as_utf_8(make_endpoint: Any, make_message:
 
 
 def test_the_user_agent_names_the_version(make_endpoint: Any, make_message: Any) -> None:
-    endpoint = make_endpoint(settings=Settings(user_agent="ulak/0.1.0"))
+    endpoint = make_endpoint(settings=Settings(user_agent="ulak/1.2"))
 
-    assert headers(request.build(endpoint, [make_message()], NOW))["user-agent"] == "ulak/0.1.0"
+    assert headers(request.build(endpoint, [make_message()], NOW))["user-agent"] == "ulak/1.2"
 
 
 # What is particular to one request.

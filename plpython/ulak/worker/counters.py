@@ -12,8 +12,6 @@ from ulak.messages.delivery import Settled
 # Bucket i counts messages whose requests took less than its limit, 2^(i/4) milliseconds, so no figure derived from them
 # is off by more than a fifth. The last bucket takes the rest (above half an hour).
 LIMITS = tuple(2 ** (i / 4) for i in range(85))
-# The array element that stores bucket 0.
-FIRST_ELEMENT = 1
 
 
 class _Counts:
@@ -89,4 +87,4 @@ def _stored(histogram: Mapping[int, int]) -> str:
     with element 1. That is less to send, to add up and to store."""
     first, last = min(histogram), max(histogram)
     counts = ",".join([str(histogram.get(bucket, 0)) for bucket in range(first, last + 1)])
-    return f"[{FIRST_ELEMENT + first}:{FIRST_ELEMENT + last}]={{{counts}}}"
+    return f"[{1 + first}:{1 + last}]={{{counts}}}"

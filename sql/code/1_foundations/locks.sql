@@ -50,7 +50,7 @@
 --     note_success                    endpoints whose last success is old; skips
 --     remember_endpoint_headroom      an endpoint's row of ulak_private.endpoint_headroom; skips
 --     wait_for_breaker_lock           the advisory lock of an endpoint's breaker, before the endpoint's row; waits 0.1 s, once in a transaction
---     try_breaker_lock               the same; skips
+--     try_breaker_lock                the same; skips
 --     make_partition                  tables ulak_private.archived and ulak_private.events (share update exclusive; access exclusive if their default partitions have
 --                                     rows of the month) and those partitions (share row exclusive); waits half a second
 --     drop_archive_partition          tables ulak_private.archived and ulak_private.events (access exclusive); waits half a second

@@ -124,7 +124,7 @@ $plpgsql$;
 
 comment on function ulak.unwatch(regclass, text) is 'ends the watch of a table for an event type; false if there is none';
 
--- As row_security_active() has it for the current user.
+-- As row_security_active(), but for any role.
 create or replace function ulak_private.row_security_applies(p_table regclass, p_role name)
 returns boolean
 language sql

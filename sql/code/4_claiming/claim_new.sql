@@ -117,6 +117,7 @@ as $sql$
         and not (select s.are_old from ulak_private.session_settings s)
         and e.protocol = any (p_protocols)
         and not ulak_private.is_cooling(e, p_now)
+    -- Those that were sent first, whatever the plan.
     order by q.id
     limit p_limit
     for update of q skip locked

@@ -60,7 +60,7 @@ begin
     p_now := ulak_private.clock(p_now);
     with renewed as (
         update ulak_private.deliveries q
-        -- As long as the claim or the last heartbeat asked for: nothing else changes a message in flight.
+        -- As long as the claim or the last heartbeat asked for. Only bring_back() changes a message in flight, too, and moves both times.
         set lease_until = p_now + coalesce(p_lease, q.lease_until - q.updated_at),
             updated_at = p_now
         from unnest(p_ids, p_attempts) r(id, attempt)

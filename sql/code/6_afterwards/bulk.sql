@@ -13,16 +13,6 @@ declare
 begin
     p_now := ulak_private.clock(p_now);
     perform ulak_private.check_bulk(p_action, p_given);
-    -- Nothing is lost by the others: purge() and retry_now() name an endpoint, replay_range() a range.
-    if p_action = 'discard' and not ulak_private.has_filter(p_given) then
-        if not p_dry_run then
-            raise exception 'discard() without a filter would give up all dead letters of all endpoints'
-                using
-                    errcode = '22023',
-                    hint = format('If that is meant: %s', ulak_private.command(p_action, ulak_private.without_bounds(p_given)));
-        end if;
-        p_given := ulak_private.without_bounds(p_given);
-    end if;
     v_chosen := ulak_private.choose(p_action, p_given, p_now);
     messages := cardinality(v_chosen.ids);
     sample := v_chosen.sample;
@@ -54,29 +44,6 @@ begin
 end
 $plpgsql$;
 
--- Whether a call says which messages it means. How many and by whom is no filter.
-create or replace function ulak_private.has_filter(p_given json)
-returns boolean
-language sql
-immutable
-as $sql$
-    select exists (
-        select
-        from json_each_text(p_given) g
-        where g.value is not null and g.key not in ('p_limit', 'p_by')
-    )
-$sql$;
-
--- As a call that means all says it.
-create or replace function ulak_private.without_bounds(p_given json)
-returns json
-language sql
-immutable
-as $sql$
-    select json_object_agg(g.key, case when g.key = 'p_since' then to_json('-infinity'::text) else g.value end)
-    from json_each(p_given) g
-$sql$;
-
 create or replace function ulak_private.check_bulk(p_action text, p_given json)
 returns void
 language plpgsql
@@ -92,6 +59,11 @@ begin
     end if;
     perform ulak_private.check_rate((p_given ->> 'p_rate')::double precision);
     perform ulak_private.check_generation((p_given ->> 'p_new_generation')::bigint);
+    -- The others lose nothing, or name an endpoint.
+    if p_action = 'discard' and json_strip_nulls(p_given)::jsonb - '{p_limit,p_by}'::text[] = '{}' then
+        raise exception 'discard() without a filter would give up all dead letters of all endpoints'
+            using errcode = '22023', hint = 'If that is meant: select * from ulak.discard(p_since => ''-infinity'');';
+    end if;
     if p_action = 'replay_range' then
         perform ulak_private.check_replay((p_given ->> 'p_from_ts')::timestamptz, (p_given ->> 'p_to_ts')::timestamptz, p_given ->> 'p_status');
     end if;

@@ -222,7 +222,7 @@ create or replace function ulak_private.replay(
     p_new_message_id boolean,
     p_target_id bigint,
     p_now timestamptz,
-    p_letters text[] default array['failed']
+    p_letters text[]
 )
 returns bigint[]
 language plpgsql
@@ -283,8 +283,9 @@ begin
 end
 $plpgsql$;
 
--- The new messages have a fresh retry budget, and no deadline, schedule or idempotency key. Those with an ordering key go to its end. With
--- p_new_message_id the event is a new one, too: receivers of CloudEvents drop duplicates by the event's id.
+-- The new messages have a fresh retry budget, and no deadline, schedule or idempotency key. Those with an ordering key go to its end. An event
+-- can't be changed, so a message gets one of its own where it may not have the old one: with p_new_message_id, because receivers of CloudEvents
+-- drop duplicates by the event's id; and at another endpoint, if a header of the event is not a message's to set there.
 create or replace function ulak_private.insert_replayed(
     p_archive_ids bigint[],
     p_ids bigint[],
@@ -297,13 +298,35 @@ create or replace function ulak_private.insert_replayed(
 returns void
 language sql
 as $sql$
-    with events as (
-        insert into ulak_private.events (id, created_at, payload, headers, metadata, sent_by, max_retries)
-        select n.id, p_now, e.payload, e.headers - 'ulak-event-id', e.metadata, e.sent_by, e.max_retries
+    with replayed as materialized (
+        select
+            n.id as new_id, a as old, e.payload, e.headers - h.foreign_names as headers, e.metadata, e.sent_by, e.max_retries,
+            p_new_message_id or h.foreign_names <> '{}' as has_own
         from unnest(p_archive_ids, p_ids) n(archive_id, id)
         join ulak_private.archived a on a.id = n.archive_id and a.created_at between p_first and p_last
-        join ulak_private.events e on e.id = a.event_id and e.created_at = coalesce(a.event_created_at, a.created_at)
-        where p_new_message_id
+        left join lateral (
+            select e.*
+            from ulak_private.events e
+            where (p_new_message_id or p_target_id <> a.endpoint_id)
+                and e.id = a.event_id
+                and e.created_at = coalesce(a.event_created_at, a.created_at)
+        ) e on true
+        cross join lateral (
+            select case when p_target_id <> a.endpoint_id then ulak_private.credential_headers(p_target_id, e.headers) else '{}' end
+        ) h(foreign_names)
+    ),
+    own as (
+        insert into ulak_private.events (id, created_at, payload, headers, metadata, sent_by, max_retries)
+        select
+            r.new_id,
+            p_now,
+            r.payload,
+            case when p_new_message_id then r.headers - 'ulak-event-id' else r.headers end,
+            r.metadata,
+            r.sent_by,
+            r.max_retries
+        from replayed r
+        where r.has_own
     )
     insert into ulak_private.deliveries (
         id,
@@ -322,31 +345,30 @@ as $sql$
         failure_history
     )
     select
-        n.id,
-        case when p_new_message_id then n.id else a.event_id end,
-        case when not p_new_message_id then coalesce(a.event_created_at, a.created_at) end,
-        a.id,
+        r.new_id,
+        case when r.has_own then r.new_id else (r.old).event_id end,
+        case when not r.has_own then coalesce((r.old).event_created_at, (r.old).created_at) end,
+        (r.old).id,
         p_target_id,
-        case when p_new_message_id then gen_random_uuid() else a.message_id end,
+        case when p_new_message_id then gen_random_uuid() else (r.old).message_id end,
         p_now,
         p_now,
         p_now,
-        a.correlation_id,
-        a.generation,
-        a.priority,
-        a.ordering_key,
+        (r.old).correlation_id,
+        (r.old).generation,
+        (r.old).priority,
+        (r.old).ordering_key,
         -- A failed cycle becomes part of the message's history, as redrive does it.
         case
-            when a.status = 'failed' then ulak_private.with_cycle(
+            when (r.old).status = 'failed' then ulak_private.with_cycle(
                 jsonb_populate_record(
                     null::ulak_private.letters,
-                    to_jsonb(a) || jsonb_build_object('redriven_at', p_now, 'redriven_by', ulak_private.caller())
+                    to_jsonb(r.old) || jsonb_build_object('redriven_at', p_now, 'redriven_by', ulak_private.caller())
                 )
             )
-            else a.failure_history
+            else (r.old).failure_history
         end
-    from unnest(p_archive_ids, p_ids) n(archive_id, id)
-    join ulak_private.archived a on a.id = n.archive_id and a.created_at between p_first and p_last
+    from replayed r
 $sql$;
 
 -- Raises unless there is such an endpoint.

@@ -291,7 +291,7 @@ exception
 end
 $plpgsql$;
 
--- How a step is told of.
+-- A step as apply() returns it.
 create or replace function ulak_private.step_change(p_step jsonb)
 returns jsonb
 language sql

@@ -34,7 +34,7 @@ begin
                 'ulak_private.events',
                 'events_are_immutable',
                 'before update',
-                'for each statement execute function ulak_private.refuse_payload_change()'
+                'for each statement execute function ulak_private.refuse_change_of_sent()'
             ),
             -- For each statement: a trigger for each row would have every claim and every settlement lock its rows once more, though
             -- they name other columns.
@@ -42,7 +42,7 @@ begin
                 'ulak_private.deliveries',
                 'deliveries_message_id_is_immutable',
                 'before update of message_id',
-                'for each statement execute function ulak_private.refuse_payload_change()'
+                'for each statement execute function ulak_private.refuse_change_of_sent()'
             )
     loop
         if not exists (select from pg_catalog.pg_trigger t where t.tgrelid = v_table and t.tgname = v_name) then

@@ -278,6 +278,8 @@ def _new(properties: Mapping[str, Any], connect: Any) -> int:
         if _rd.conf_set(conf, name.encode(), text.encode(), reason, _REASON_BYTES):
             _rd.conf_destroy(conf)
             raise Refused(_text(reason.value))
+    # Brokers may ask for metrics about their clients. Versions before 2.5 have none, and don't know the property.
+    _rd.conf_set(conf, b"enable.metrics.push", b"false", reason, _REASON_BYTES)
     _rd.conf_set_connect_cb(conf, connect)
     _rd.conf_set_events(conf, _REPORTS | _ERROR)
     # Takes the conf over, unless it fails.

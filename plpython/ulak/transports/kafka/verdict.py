@@ -10,7 +10,7 @@ from ulak.transports.kafka.librdkafka import Problem
 # Codes of rdkafka.h: those below zero are librdkafka's own, the others are of Kafka's protocol.
 _DESTROY = -197
 MSG_TIMED_OUT = -192
-ALL_BROKERS_DOWN = -187
+_ALL_BROKERS_DOWN = -187
 _INVALID_ARG = -186
 QUEUE_FULL = -184
 _AUTHENTICATION = -169
@@ -47,7 +47,7 @@ LOGIN = frozenset(
 _LAST = frozenset((_FATAL, _FENCED, _DESTROY))
 # As long as the cluster has taken nothing, waiting longer wouldn't help: the credentials are wrong for all brokers, or
 # all brokers are down.
-_HOPELESS = frozenset((_AUTHENTICATION, ALL_BROKERS_DOWN))
+_HOPELESS = frozenset((_AUTHENTICATION, _ALL_BROKERS_DOWN))
 
 
 def prefix(problem: Problem) -> str:
@@ -70,6 +70,6 @@ def reason(problems: Iterable[Problem]) -> str | None:
     """The last one that says more than that all brokers are down."""
     found = None
     for each in problems:
-        if each.code != ALL_BROKERS_DOWN:
+        if each.code != _ALL_BROKERS_DOWN:
             found = words(each)
     return found
