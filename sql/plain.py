@@ -16,8 +16,7 @@ import sys
 from pathlib import Path
 
 SQL = Path(__file__).resolve().parent
-# Public functions that PL/Python does the work of: the private function that is the PL/Python, why it is, and what does
-# instead.
+# Public functions that need PL/Python: the function that is written in it, the reason, and what to use instead.
 LEFT_OUT = {
     "report": (
         "ulak_private.draw_report",
@@ -31,12 +30,12 @@ LEFT_OUT = {
     ),
     "curl": (
         "ulak_private.curl",
-        "The Python that makes the requests of workers shows them.",
+        "What it shows is made by the Python of the workers.",
         "A receiver of your own shows what a node sends.",
     ),
     "run_worker": ("ulak.run_worker", "The worker in the database is Python.", "Nodes deliver: docker/node/worker.py."),
 }
-# Of the others: what calls them is replaced by sql/plain/in_place_of.sql.
+# Of any other PL/Python function. Its callers are replaced by sql/plain/in_place_of.sql.
 OF_WORKERS = (
     "This is a part of the workers in the database, which are Python.",
     "Nodes deliver: docker/node/worker.py.",

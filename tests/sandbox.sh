@@ -190,7 +190,7 @@ fetch_server() {
             fi
             tar -x -f "$archive" --strip-components=1 --no-same-owner
             rm "$archive"
-            # An archive of npm has no links: the package's own script makes them.
+            # The archive has no links: the package's own script makes them.
             node scripts/hydrate-symlinks.js
             touch unpacked
         )

@@ -7,7 +7,7 @@ begin
 end
 $plpgsql$;
 
--- help() tells it.
+-- help() shows these comments.
 do $plpgsql$
 declare
     v_routine text;

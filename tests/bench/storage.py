@@ -1,8 +1,8 @@
 """Where a version keeps its messages, so that a part can fill, empty and vacuum them whatever version a database has.
 
-Revisions of 0.2.0 have a message as one row of the table ulak.queue with its payload, and it stays there for an hour after its delivery.
-Since then ulak.queue is a view: a message is a narrow row of ulak_private.deliveries, its payload is in ulak_private.events, and what is delivered is in the archive at
-once.
+c5472575 and earlier have a message as one row of the table ulak.queue with its payload, and it stays there for an hour after its delivery.
+Since then ulak.queue is a view: a message is a narrow row of ulak_private.deliveries, its payload is in ulak_private.events, and what is
+delivered is in the archive at once.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def tables_of(db: DB) -> Tables:
 
 
 def private(db: DB, name: str) -> str:
-    """A private function by the name that it has there: 0.2.0 had one schema."""
+    """A private function by the name that it has there: c5472575 and earlier have one schema."""
     return f"ulak._{name}" if tables_of(db) is OLD else f"ulak_private.{name}"
 
 
@@ -110,7 +110,7 @@ def create_plain(db: DB, name: str) -> None:
 
 
 def archive(db: DB) -> None:
-    """What was delivered. Settling does it, but with 0.2.0 it was a step of its own."""
+    """What was delivered. Settling does it, but with c5472575 and earlier it is a step of its own."""
     if tables_of(db) is OLD:
         while db.execute("select ulak.archive_completed_messages(0, 1000, clock_timestamp())").fetchone() != (0,):
             pass

@@ -138,7 +138,7 @@ def test_the_python_that_nodes_fetch_is_the_extensions(shop: DB, db: DB) -> None
         ),
         (
             "select ulak.curl(%s)",
-            "The Python that makes the requests of workers shows them.",
+            "What it shows is made by the Python of the workers.",
             "A receiver of your own shows what a node sends.",
         ),
         ("call ulak.run_worker()", "The worker in the database is Python.", "Nodes deliver: docker/node/worker.py."),

@@ -22,7 +22,7 @@ LOGINS = {"cron.use_background_workers": False}
 
 
 class Newcomer:
-    """A newcomer who reads what start() says and does it: SQL in psql, everything else in a shell."""
+    """Does what start() says: SQL in psql, everything else in a shell."""
 
     def __init__(self, cluster: Cluster, database: str = "app") -> None:
         self.cluster = cluster

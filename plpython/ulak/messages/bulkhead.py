@@ -58,8 +58,8 @@ def broken(endpoint_id: int, messages: Sequence[Message], error: Exception) -> S
 
 
 def contained(callback: Callable[..., Result], otherwise: Result) -> Callable[..., Result]:
-    """A callback for a C library. Through C no exception gets to a wall, and what the library makes of one depends on
-    its version: some end all transfers. So it is answered as told instead, and fails what was called for."""
+    """A callback for a C library. An exception can't pass through C: some libraries ignore it, some end all their
+    transfers. So the callback returns `otherwise` instead, and only what it was called for fails."""
 
     def call(*arguments: Any) -> Result:
         try:

@@ -14,7 +14,7 @@ class LoginError(Exception):
 
 
 def log_in(parameters: Mapping[str, str]) -> None:
-    """Only this: whether it is possible."""
+    """Raises LoginError if a session can't be opened with these parameters."""
     with _connected(parameters):
         pass
 
