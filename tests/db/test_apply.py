@@ -308,6 +308,16 @@ def test_the_signing_secret_that_rotation_made_stays_with_its_endpoint(queue: Qu
     }
 
 
+def test_a_null_for_the_signing_secret_is_as_none_in_a_document(queue: Queue) -> None:
+    document = {"endpoints": {"shop": {"protocol": "http", "config": {**HTTP, "signing_secret": None}}}}
+
+    assert apply(queue, document) == [("endpoints", "shop", "create")]
+    queue.call("rotate_secret", "shop")
+
+    assert apply(queue, document) == []
+    assert queue.value("select config ? 'signing_secret' from ulak.endpoints where name = 'shop'")
+
+
 def test_settings_hold_for_the_endpoints_of_the_same_document(queue: Queue) -> None:
     queue.call("configure", "http_allowed_hosts", "old.test")
 

@@ -249,6 +249,14 @@ def test_a_document_watches_no_table_that_its_caller_could_not_watch(db: DB, adm
     assert db.execute("select count(*) from ulak.watches").fetchone() == (0,)
 
 
+def test_the_part_of_apply_with_the_owners_rights_applies_all_of_a_document_or_nothing(db: DB, admin: DB) -> None:
+    document = {"settings": {"batch_size": 77}, "endpoints": {"bad": {"protocol": "http", "config": {}}}}
+
+    assert refused(admin, "select ulak_private.apply_config(%s, false)", Jsonb(document)).sqlstate == "22023"
+
+    assert db.execute("select count(*) from ulak.setting_values where name = 'batch_size'").fetchone() == (0,)
+
+
 def test_whatever_lies_in_the_tables_a_bound_secret_stays_home(site: Site, receiver: Receiver) -> None:
     site.db.execute("select ulak.set_secret('bound', 'hush-hush-hush', p_hosts => '{localhost}')")
     site.http("shop", f"http://localhost:{receiver.port}/", **HEADER)

@@ -252,6 +252,23 @@ def test_a_table_whose_rows_are_hidden_from_an_administrator_is_not_watched_by_i
     assert world.value("select count(*) from ulak.watches") == 1
 
 
+def test_a_watch_needs_the_right_to_read_of_who_runs_it_and_of_who_asked_for_it(
+    world: Queue, db: DB, admin: DB
+) -> None:
+    """A function of an administrator's, called by a superuser, doesn't lend it the superuser's eyes."""
+    db.execute("create table sales.salaries (id int primary key, salary int)")
+    db.execute("grant trigger on sales.salaries to test_ulak_admin")
+    admin.execute(
+        "create function sales.lure() returns bigint language sql security definer"
+        " begin atomic select ulak.watch('sales.salaries', 'order.changed'); end"
+    )
+
+    with pytest.raises(psycopg.errors.InsufficientPrivilege, match="may not be read"):
+        db.execute("select sales.lure()")
+
+    assert world.value("select count(*) from ulak.watches") == 0
+
+
 def test_apply_makes_a_watch_only_where_its_caller_may_create_triggers(world: Queue, db: DB, admin: DB) -> None:
     db.execute("create table sales.salaries (id int primary key, salary int)")
     db.execute("grant select on sales.salaries to test_ulak_admin")

@@ -83,6 +83,8 @@ def test_what_others_have_configured_is_never_overwritten(cluster: DebiansCluste
     refuses("pg_ident.conf", "ulak postgres\n", "has errors", "pg_ident.conf:1:")
     refuses("conf.d/mine.conf", "work_mem = '17 bananas'\n", "has errors", "work_mem")
     refuses("conf.d/mine.conf", "work_mem 17 bananas\n", "mine.conf")
+    # Text that would be other lines in a file of ours, or something else on a terminal.
+    refuses("conf.d/mine.conf", "shared_preload_libraries = 'auto_explain\\nfsync = off'\n", "control characters")
     # What overrides a file of ours.
     refuses("conf.d/zzz.conf", "shared_preload_libraries = 'auto_explain'\n", "overrides it", "zzz.conf:1")
     assert cluster.files() == original

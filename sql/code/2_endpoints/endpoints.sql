@@ -329,9 +329,7 @@ begin
                 detail = 'A name has 1 to 200 characters, no control characters, no spaces around it.',
                 hint = 'Such as: billing-webhook';
     end if;
-    if tg_op = 'UPDATE' then
-        new.config := ulak_private.keep_signing_secret(new.id, old.config, new.config);
-    end if;
+    new.config := ulak_private.keep_signing_secret(new.id, case when tg_op = 'UPDATE' then old.config else '{}' end, new.config);
     -- Every worker reads a config that has changed, and other messages wait meanwhile.
     perform ulak_private.check_bytes('the config of an endpoint', octet_length(new.config::text), 262144),
         ulak_private.check_bytes('the description of an endpoint', octet_length(new.description), 10000);

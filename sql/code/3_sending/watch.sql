@@ -35,7 +35,7 @@ begin
                 select from pg_index as i where i.indrelid = p_table and i.indisprimary and a.attnum = any (i.indkey)
             )
         )
-        and not has_column_privilege(ulak_private.caller(), p_table, a.attnum, 'select')
+        and not (has_column_privilege(p_table, a.attnum, 'select') and has_column_privilege(ulak_private.caller(), p_table, a.attnum, 'select'))
     limit 1;
     if found then
         raise exception 'column "%" of table % may not be read by "%"', v_column, p_table, ulak_private.caller()

@@ -59,7 +59,7 @@ comment on function ulak.apply(jsonb, boolean, boolean) is
     'makes the configuration match a document, all of it or nothing, and returns the changes; p_prune also removes entries '
     'that the document does not name, of the kinds that it has; p_dry_run changes nothing';
 
--- What was done, as an array: changes, refusals, and the watches that apply() has to make or end with its caller's rights.
+-- What was done, as an array: changes, and the watches that apply() has to make or end with its caller's rights.
 create or replace function ulak_private.apply_config(p_config jsonb, p_prune boolean)
 returns jsonb
 language plpgsql
@@ -94,6 +94,7 @@ begin
     for v_step in select s from jsonb_array_elements(v_steps) s loop
         v_done := v_done || case when v_step ->> 'kind' = 'watches' then ulak_private.watch_step(v_step) else ulak_private.run_step(v_step) end;
     end loop;
+    perform ulak_private.refuse_document(v_done);
     return v_done;
 end
 $plpgsql$;

@@ -335,6 +335,9 @@ begin
     p_entry := jsonb_build_object('enabled', v_is_enabled) || p_entry;
     if p_entry ? 'config' then
         p_entry := jsonb_set(p_entry, '{config}', ulak_private.portable_config(v_id, p_entry -> 'config'));
+        if p_entry #> '{config,signing_secret}' = 'null' then
+            p_entry := p_entry #- '{config,signing_secret}';
+        end if;
     end if;
     for v_path in
         select c.path from ulak_private.credentials_in(p_entry ->> 'protocol', p_entry -> 'config') c where c.value = '***'

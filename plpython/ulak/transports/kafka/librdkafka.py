@@ -37,7 +37,7 @@ from ctypes import (
     sizeof,
     string_at,
 )
-from functools import cache, partial
+from functools import lru_cache, partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -317,7 +317,8 @@ def _end(handle: int, queue: int, connect: Any, descriptor: int) -> None:
     os.close(descriptor)
 
 
-@cache
+# Senders choose how many headers there are.
+@lru_cache(64)
 def _layout(headers: int) -> struct.Struct:
     """Of the arguments for a record with so many headers: their kinds, each with its value."""
     word = "Q" if sizeof(c_void_p) == 8 else "L"
