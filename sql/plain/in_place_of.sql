@@ -138,7 +138,7 @@ language sql
 immutable
 set search_path = pg_catalog, pg_temp
 as $sql$
-    select '-- the way your service does it: install ' || p_package
+    select '-- the way your service does it: install ' || case when p_package like 'postgresql-%-cron' then 'pg_cron' else p_package end
 $sql$;
 
 create or replace function ulak_private.check_python()
