@@ -596,3 +596,16 @@ def test_a_header_that_is_not_a_messages_to_set_at_another_endpoint_stays_behind
     assert queue.column("select headers -> 'Nats-Rollup' from ulak.archive order by id") == ["all", None]
     # Only what had to be changed was copied.
     assert queue.value("select count(*) from ulak_private.events") == 3
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+def test_a_replay_of_a_message_whose_event_somebody_deleted_makes_no_other(queue: Queue, is_new: bool) -> None:
+    queue.endpoint("shop")
+    id = queue.send("shop")
+    queue.complete(queue.claim_one())
+    queue.db.execute("delete from ulak_private.events")
+
+    new_id = queue.call("replay_message", id, new_message_id=is_new)
+
+    assert queue.rows("select id, payload from ulak.queue") == [{"id": new_id, "payload": None}]
+    assert queue.value("select count(*) from ulak_private.events") == 0

@@ -120,15 +120,6 @@ as $sql$
         )
 $sql$;
 
--- What replay_range() chooses from with p_status => 'discarded', in place of what bulk_facts() says.
-create or replace function ulak_private.discarded_messages()
-returns text
-language sql
-immutable
-as $sql$
-    select 'exists (select from ulak_private.letters d where d.original_message_id = m.id and d.status = ''discarded'')'
-$sql$;
-
 -- The messages that match all filters, in the order in which they were sent, the range of their times, and a sample of five.
 create or replace function ulak_private.choose(
     p_action text,
@@ -155,6 +146,9 @@ begin
     select f.* into strict v_fact
     from ulak_private.bulk_facts() f
     where f.action = p_action;
+    if p_given ->> 'p_status' = 'discarded' then
+        v_fact.condition := $$exists (select from ulak_private.letters d where d.original_message_id = m.id and d.status = 'discarded')$$;
+    end if;
     if v_fact.source = 'dlq' then
         v_place := 'm.original_message_id';
         v_time := 'm.failed_at';
@@ -165,7 +159,7 @@ begin
     select format('from ulak.%I m where %s', v_fact.source, string_agg(format(f.condition, f.value), ' and ' order by f.place)) into v_from
     from (
         values
-            (1, '%s', case when p_given ->> 'p_status' = 'discarded' then ulak_private.discarded_messages() else v_fact.condition end),
+            (1, '%s', v_fact.condition),
             (2, v_endpoint, p_given ->> 'p_endpoint'),
             (3, 'm.priority = %L', p_given ->> 'p_priority'),
             (4, v_time || ' >= %L', coalesce(p_given ->> 'p_since', p_given ->> 'p_from_ts')),

@@ -301,7 +301,8 @@ as $sql$
     with replayed as materialized (
         select
             n.id as new_id, a as old, e.payload, e.headers - h.foreign_names as headers, e.metadata, e.sent_by, e.max_retries,
-            p_new_message_id or h.foreign_names <> '{}' as has_own
+            -- Not if somebody has deleted the event: then there is nothing to copy.
+            (p_new_message_id or h.foreign_names <> '{}') and e.id is not null as has_own
         from unnest(p_archive_ids, p_ids) n(archive_id, id)
         join ulak_private.archived a on a.id = n.archive_id and a.created_at between p_first and p_last
         left join lateral (

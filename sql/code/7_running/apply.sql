@@ -36,7 +36,7 @@ declare
 begin
     begin
         v_done := ulak_private.apply_config(p_config, coalesce(p_prune, false));
-        for v_step in select s from jsonb_array_elements(v_done) s where s ? 'watch' loop
+        for v_step in select s from jsonb_array_elements(v_done) s where s ? 'change' loop
             v_done := v_done || ulak_private.apply_watch(v_step);
         end loop;
         perform ulak_private.refuse_document(v_done);
@@ -92,7 +92,10 @@ begin
     v_steps := ulak_private.config_steps(p_config, v_wanted, p_prune and v_done = '[]');
     perform ulak_private.lock_changed_endpoints(v_steps);
     for v_step in select s from jsonb_array_elements(v_steps) s loop
-        v_done := v_done || case when v_step ->> 'kind' = 'watches' then ulak_private.watch_step(v_step) else ulak_private.run_step(v_step) end;
+        v_done := v_done || case
+            when v_step ->> 'kind' = 'watches' then v_step || jsonb_build_object('change', ulak_private.step_change(v_step))
+            else ulak_private.run_step(v_step)
+        end;
     end loop;
     perform ulak_private.refuse_document(v_done);
     return v_done;
@@ -323,17 +326,6 @@ as $sql$
     )
 $sql$;
 
--- The watch that a step ends, the one that it makes, and how that is told of, for apply_watch().
-create or replace function ulak_private.watch_step(p_step jsonb)
-returns jsonb
-language sql
-stable
-as $sql$
-    select jsonb_build_object(
-        'kind', p_step -> 'kind', 'name', p_step -> 'name', 'watch', p_step -> 'new', 'old_id', p_step -> 'row' -> 'id', 'change', ulak_private.step_change(p_step)
-    )
-$sql$;
-
 -- With the caller's rights, as apply() runs. A watch that changes is ended and made anew.
 create or replace function ulak_private.apply_watch(p_step jsonb)
 returns jsonb
@@ -341,12 +333,13 @@ language plpgsql
 set search_path = pg_catalog, pg_temp
 as $plpgsql$
 declare
-    v_new jsonb := nullif(p_step -> 'watch', 'null');
+    v_new jsonb := nullif(p_step -> 'new', 'null');
+    v_old_id bigint := p_step -> 'row' ->> 'id';
     v_detail text;
     v_hint text;
 begin
-    if p_step ->> 'old_id' is not null then
-        perform ulak.unwatch((p_step ->> 'old_id')::bigint);
+    if v_old_id is not null then
+        perform ulak.unwatch(v_old_id);
     end if;
     if v_new is not null then
         perform ulak.watch(
